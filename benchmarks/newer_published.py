@@ -2,8 +2,9 @@
 
 They came to this package after the constants of ``PerfModel`` had their values. Which engine ran is in the notes; what is not
 in 16 bits, or does not say its layout and lengths, is left out. Mixtures of experts are read where they generate without expert
-and context parallelism (48 rows). Of their other rows most are in FP8 or have expert parallelism; those in 16 bits that have
-neither, nor context parallelism, are left out as well:
+and context parallelism (48 rows), and where they train with expert parallelism on H100, their experts cut like their other
+weights (5 rows). Of their other rows most are in FP8, of a card or a model that is not known here, or do not state how many GPUs
+they had. Also left out, in 16 bits:
 
     rows  of                                        because
     9     verl, calls and steps                     mean lengths and the layout are not stated
@@ -55,7 +56,7 @@ _SIZES = {
 }  # fmt: skip
 MODELS = {name: llama(name, *sizes) for name, sizes in _SIZES.items()}
 """Their ``config.json``."""
-MIXTURES = {name: ModelSpec.preset(name) for name in ("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b")}
+MIXTURES = {name: ModelSpec.preset(name) for name in ("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3")}
 MIXTURES["mixtral-8x22b"] = replace(
     llama("mixtral-8x22b", 56, 6144, 16384, 48, 8, 32768), experts=Experts(count=8, per_token=2, width=16384)
 )
@@ -112,6 +113,37 @@ def pretraining() -> Iterator[Case]:
         )  # fmt: skip
 
 
+def mixtures() -> Iterator[Case]:
+    """Training steps of mixtures of experts in bf16 with expert parallelism: Megatron-Bridge's cards, NeMo-Automodel.
+
+    What runs beside an all-to-all is not modelled. DeepEP and HybridEP, which notes name, send a token once to a rank or node.
+    """
+    for row in newer_rows():
+        found, device, system = _TRAINED.search(row["notes"]), GPUS.get(row["gpu_type"]), row["system"].split()[0]
+        if row["metric"] != "train_step_time" or row["algorithm"] != "pretrain" or not found or not device:
+            continue
+        tp, pp, dp, cp, ep, parts, micro = map(int, found.groups()[1:8])
+        spec, recompute = MIXTURES.get(found[1]), re.search(r"recompute (none)|activation_checkpointing (true)", row["notes"])
+        if system not in ("Megatron-Bridge", "NeMo-Automodel") or found[9] != "BF16" or spec is None or not recompute:
+            continue
+        if tp > 1 or cp > 1 or ep == 1:
+            continue
+        length, gpus, layout = int(row["response_len"]), int(row["gpus"]), Layout(pp=pp, dp=dp, ep=ep)
+        made = Setup(
+            spec=replace(spec, max_positions=200_000), layout=layout, device=device, links=_links(device, gpus, layout),
+            micro_batch_tokens=micro * length, recompute="full" if recompute[2] else "", distributed=True,
+            traits=EngineTraits(
+                gathers_weights="FSDP 0" not in row["notes"] and "FSDP" in row["notes"], interleave=parts,
+                sends_once="DeepEP" in row["notes"] or "HybridEP" in row["notes"],
+            ),
+        )  # fmt: skip
+        yield Case(
+            f"{system} MoE, H100", "train", float(row["value"]), on_test_side(row),
+            f"{row['system']} {spec.name} {gpus} {row['gpu_type']} pp{pp} ep{ep} {length} tokens x {row['global_batch']}",
+            f"{spec.name} {gpus}", str(layout), step_of(made, int(row["global_batch"]) // dp, length),
+        )  # fmt: skip
+
+
 def generating() -> Iterator[Case]:
     """Requests that all wait at the start, generated in 16 bits: TensorRT-LLM 0.17, vLLM 0.6.3 one request at a time.
 
@@ -147,4 +179,4 @@ def generating() -> Iterator[Case]:
 @lru_cache
 def newer_cases() -> tuple[Case, ...]:
     """Return all cases."""
-    return tuple(case for make in (pretraining, generating) for case in make())
+    return tuple(case for make in (pretraining, mixtures, generating) for case in make())

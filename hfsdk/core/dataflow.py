@@ -325,8 +325,7 @@ def _at(flow: Dataflow, call: int, rank: int | None) -> str:
         return "a process on the user's node"
     words = [f"device {run.devices[rank]}", f"node {flow.node_of(call, rank)}"]
     if run.mesh is not None:
-        at = run.mesh.coordinates(rank)
-        words.append(f"tp{at.tp} pp{at.pp} dp{at.dp}")
+        words.append(str(run.mesh.coordinates(rank)))
     return ", ".join(words)
 
 

@@ -41,13 +41,13 @@ def base_of(role: RoleSpec) -> Hashable | None:
     return role.folder or role.model, role.dtype
 
 
-def base_shape(train: Layout, rollout: Layout | None) -> tuple[int, int, int]:
-    """Return what decides which shard of a base a rank has, among layouts of one pool: tp, pp, and how tp is permuted.
+def base_shape(train: Layout, rollout: Layout | None) -> tuple[int, int, int, int]:
+    """Return what decides which shard of a base a rank has, among layouts of one pool: tp, pp, ep, and how tp is permuted.
 
-    The training mesh is permuted for the rollout (:class:`hfsdk.core.layout.Mesh`); the third number is 1 where it is not.
+    The training mesh is permuted for the rollout (:class:`hfsdk.core.layout.Mesh`); the fourth number is 1 where it is not.
     """
     tp = rollout.tp if rollout is not None else 1
-    return train.tp, train.pp, tp if train.tp % tp == 0 and tp < train.tp else 1
+    return train.tp, train.pp, train.ep, tp if train.tp % tp == 0 and tp < train.tp else 1
 
 
 def base_key(role: RoleSpec) -> Hashable | None:

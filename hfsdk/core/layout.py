@@ -7,6 +7,10 @@ Rank order is Megatron's default ``tp-dp-pp``: tp varies fastest, then dp, then 
         tp_rank    0  1  0  1  0  1  0  1
         dp_rank    0  0  1  1  0  0  1  1
         pp_rank    0  0  0  0  1  1  1  1
+
+For planning and simulation there are two more. Of a mixture of experts ``ep`` neighbouring data-parallel ranks may share the
+experts of a layer: of *E* each has *E / ep*; all else of the model, and the samples, are spread as without it. ``cp`` ranks,
+between tp and dp, may share each sequence: all have the same weights and samples, each computes its part of the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from hfsdk.core.errors import LayoutError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.spec import ModelSpec
 
-_AXIS = re.compile(r"^(tp|pp|dp)([0-9]{1,9})$")
+_AXIS = re.compile(r"^(tp|pp|dp|ep|cp)([0-9]{1,9})$")
 
 Size = Annotated[int, Within(1, MOST_DEVICES)]
 """Of an axis, or of a whole layout."""
@@ -38,12 +42,16 @@ class Coordinates:
     tp: int
     pp: int
     dp: int
+    cp: int = 0
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} pp{self.pp} dp{self.dp}" + f" cp{self.cp}" * bool(self.cp)
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Layout(NamedFields):
-    """Tensor, pipeline and data parallel sizes. Prints and parses as ``"tp2 pp1 dp2"``.
+    """Tensor, pipeline and data parallel sizes. Prints and parses as ``"tp2 pp1 dp2"``, in simulation ``"tp2 pp1 dp8 ep8 cp2"``.
 
     ``dp=None`` means "fill up": :meth:`fill` sets it from the number of devices.
     """
@@ -54,9 +62,15 @@ class Layout(NamedFields):
     """Pipeline parallel size: stages that share the layers."""
     dp: Size | None = None
     """Data parallel size: replicas that share the samples; ``None`` fills up."""
+    ep: Size = 1
+    """Expert parallel size: neighbouring replicas that share a layer's experts; divides dp and the experts (mixtures only)."""
+    cp: Size = 1
+    """Context parallel size: ranks that share each sequence, beside those of tp (docs/perf-model.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self, LayoutError)
+        if self.dp is not None and self.dp % self.ep:
+            raise LayoutError(f"layout '{self}' has ep={self.ep}, which must divide dp={self.dp}: replicas share experts.")
 
     @classmethod
     @checked(error=LayoutError)
@@ -83,48 +97,58 @@ class Layout(NamedFields):
         """Return the layout with dp set so that it covers ``num_devices`` devices.
 
         Raises:
-            LayoutError: tp x pp (x dp) does not give ``num_devices``.
+            LayoutError: tp x pp x cp (x dp) does not give ``num_devices``.
         """
-        model_parallel = self.tp * self.pp
-        if self.dp is None and num_devices % model_parallel == 0:
+        model_parallel = self.tp * self.pp * self.cp
+        if self.dp is None and num_devices % (model_parallel * self.ep) == 0:
             return replace(self, dp=num_devices // model_parallel)
         if self.dp is None or model_parallel * self.dp != num_devices:
             raise LayoutError(
                 f"layout '{self}' needs {'a multiple of ' if self.dp is None else ''}"
-                f"{model_parallel * (self.dp or 1)} devices; the pool has {num_devices}. "
+                f"{model_parallel * (self.dp or self.ep)} devices; the pool has {num_devices}. "
                 "Change the layout or the number of devices."
             )
         return self
 
     @property
     def size(self) -> int:
-        """Number of ranks (dp counted as 1 where it is still open)."""
-        return self.tp * self.pp * (self.dp or 1)
+        """Number of ranks (dp counted as small as can be where it is still open)."""
+        return self.tp * self.pp * self.cp * (self.dp or self.ep)
 
     @property
     def num_replicas(self) -> int:
-        """Data-parallel size; the layout must be filled."""
+        """Data-parallel size: parts that samples are split into; the layout must be filled."""
         if self.dp is None:
             raise LayoutError(f"layout '{self}' has no dp yet; call fill(num_devices) first")
         return self.dp
 
-    @checked(error=LayoutError)
-    def coordinates(self, rank: Rank) -> Coordinates:
-        """Return the (tp, pp, dp) position of ``rank`` (see the module's drawing)."""
-        dp = self.num_replicas
-        return Coordinates(tp=rank % self.tp, dp=rank // self.tp % dp, pp=rank // (self.tp * dp))
+    @property
+    def num_copies(self) -> int:
+        """Ranks with the same weights (experts aside), over which gradients are summed: dp x cp; the layout must be filled."""
+        return self.num_replicas * self.cp
+
+    @property
+    def of_weights(self) -> Layout:
+        """The layout as weights see it, in which ranks that share a sequence are copies like all others."""
+        return self if self.cp == 1 else replace(self, dp=self.num_copies, cp=1)
 
     @checked(error=LayoutError)
-    def rank(self, *, tp: Rank = 0, pp: Rank = 0, dp: Rank = 0) -> int:
+    def coordinates(self, rank: Rank) -> Coordinates:
+        """Return the position of ``rank`` (see the module's drawing)."""
+        copy, dp = rank // self.tp, self.num_replicas
+        return Coordinates(tp=rank % self.tp, cp=copy % self.cp, dp=copy // self.cp % dp, pp=copy // (self.cp * dp))
+
+    @checked(error=LayoutError)
+    def rank(self, *, tp: Rank = 0, pp: Rank = 0, dp: Rank = 0, cp: Rank = 0) -> int:
         """Return the rank at a position; inverse of :meth:`coordinates`."""
-        return pp * (self.num_replicas * self.tp) + dp * self.tp + tp
+        return ((pp * self.num_replicas + dp) * self.cp + cp) * self.tp + tp
 
     @checked(error=LayoutError)
     def check_model(self, spec: ModelSpec) -> None:
         """Check that the model's sizes divide by this layout.
 
         Raises:
-            LayoutError: tp fits neither heads, kv heads nor MLP, or pp does not divide the layers.
+            LayoutError: tp fits neither heads, kv heads nor MLP, pp does not divide the layers, or ep the experts.
         """
         tp, kv = self.tp, spec.num_kv_heads
         if not _tp_fits(spec, tp):
@@ -136,9 +160,16 @@ class Layout(NamedFields):
             )
         if spec.num_layers % self.pp:
             raise LayoutError(f"{spec.name} has {spec.num_layers} layers; pp must divide them; got pp={self.pp}.")
+        if self.ep > 1 and spec.experts is None:
+            raise LayoutError(f"{spec.name} has no experts to share; leave ep={self.ep} out of '{self}'.")
+        if spec.experts is not None and spec.experts.count % self.ep:
+            raise LayoutError(f"{spec.name} has {spec.experts.count} experts a layer; ep must divide them; got ep={self.ep}.")
 
     def __str__(self) -> str:
-        return f"tp{self.tp} pp{self.pp}" + (f" dp{self.dp}" if self.dp is not None else "")
+        axes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp}
+        return " ".join(
+            f"{axis}{size}" for axis, size in axes.items() if size is not None and (size > 1 or axis not in ("ep", "cp"))
+        )
 
     @checked(error=LayoutError)
     def mesh(self, rollout_tp: Size = 1) -> Mesh:
@@ -186,12 +217,12 @@ class Mesh:
 
     @checked(error=LayoutError)
     def groups(self, axis: Annotated[str, OneOf("tp", "pp", "dp")]) -> list[list[int]]:
-        """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis."""
+        """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis; "dp" is of all copies."""
         found: dict[tuple[int, ...], list[int]] = {}
+        others = [other for other in ("tp", "pp", "dp", "cp") if other != axis and (axis, other) != ("dp", "cp")]
         for rank in self.ranks:
             at = self.coordinates(rank)
-            key = tuple(getattr(at, other) for other in ("tp", "pp", "dp") if other != axis)
-            found.setdefault(key, []).append(rank)
+            found.setdefault(tuple(getattr(at, other) for other in others), []).append(rank)
         return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in found.values()]
 
 

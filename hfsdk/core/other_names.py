@@ -43,6 +43,8 @@ ARGUMENTS = {
     "tp": "tensor_parallel tensor_parallel_size tp_size",
     "pp": "pipeline_parallel pipeline_parallel_size pp_size",
     "dp": "data_parallel data_parallel_size dp_size num_replicas",
+    "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
+    "cp": "context_parallel context_parallel_size ulysses_sequence_parallel_size cp_size",
 }  # fmt: skip
 """hfsdk's name of an argument of its functions -> what it is called elsewhere."""
 

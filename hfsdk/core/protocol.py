@@ -100,7 +100,7 @@ def _every_rank(mesh: Mesh) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _dp_leaders(mesh: Mesh) -> tuple[int, ...]:
-    return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == 0 and at.pp == mesh.layout.pp - 1)
+    return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == at.cp == 0 and at.pp == mesh.layout.pp - 1)
 
 
 def _micro_dp_leaders(mesh: Mesh) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def _micro_dp_leaders(mesh: Mesh) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _pp_leaders(mesh: Mesh) -> tuple[int, ...]:
-    return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == 0 and at.dp == 0)
+    return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == at.cp == at.dp == 0)
 
 
 ONE_TO_ALL = TransferProtocol("ONE_TO_ALL", _all_rows, _every_rank, splits=False)

@@ -120,6 +120,7 @@ class ReshardPlan:
             after = after.fill(before.size)
         before.check_model(spec)
         after.check_model(spec)
+        before, after = before.of_weights, after.of_weights
         order = RankOrder(before, after, grouping, apart)
         node_of = nodes_of_ranks(nodes, order.num_ranks)
         return cls(spec, before, after, dtype, grouping, node_of, False, apart, *plan_sections(spec, order, node_of))
@@ -326,7 +327,7 @@ class ReshardPlan:
         import pandas as pd
 
         def words(at: Coordinates | None) -> str:
-            return "" if at is None else f"tp{at.tp} pp{at.pp} dp{at.dp}"
+            return "" if at is None else str(at)
 
         rows = []
         for rank in range(self.num_ranks):

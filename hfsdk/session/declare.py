@@ -155,18 +155,35 @@ def model_role(
     num_devices = backend.cluster.num_devices
     auto = tuple(use for use, asked in (("train", train), ("rollout", rollout)) if asked == "auto")
     filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
+    if filled_in.cp > 1 and not backend.simulated:
+        raise LayoutError(
+            f"{role.name}'s layout '{filled_in}' has cp={filled_in.cp}, which is planned and simulated; the trainer does not share "
+            "sequences. Leave cp out, or use hf.Session.simulated(...)."
+        )
     role = with_adapters(replace(role, folder=folder, model=spec, train=filled_in, auto=role.auto or auto), model, spec, lora)
     if rollout is None:
         return role
     layout = parse_layout(rollout, spec, num_devices, f"{role.name}'s rollout")
-    if layout.pp != 1:
-        raise LayoutError(f"{role.name}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
+    check_rollout(role.name, layout)
     context_tokens(spec, role.rollout_options)
     if backend.on_cpu and spec.head_dim not in RUN_EVERYWHERE:
         from hfsdk.engine.generation.rollout_engine import check_model
 
         check_model(spec, "cpu")
     return replace(role, rollout=layout)
+
+
+def check_rollout(name: str, layout: Layout) -> None:
+    """Check that the generating engine has a layout's axes.
+
+    Raises:
+        LayoutError: it is cut over layers or sequences.
+    """
+    cut = "pp" if layout.pp > 1 else "cp"
+    if layout.pp > 1 or layout.cp > 1:
+        raise LayoutError(
+            f"{name}'s rollout layout '{layout}' has {cut}={getattr(layout, cut)}; the generating engine runs tp and dp only"
+        )
 
 
 def weight_names(folder: str) -> set[str]:
@@ -256,7 +273,7 @@ def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -
         layouts = {**planned.get(f"{role.name}.rollout", {}), **planned[role.name]}
         for use, own in (("train", role.train), ("rollout", role.rollout)):
             there = layouts.get(use)
-            fits = own is None or use in role.auto or there is None or (own.tp, own.pp) == (there.tp, there.pp)
+            fits = own is None or use in role.auto or there is None or replace(own, dp=None) == replace(there, dp=None)
             if not fits or (own is not None and own.dp and there and use not in role.auto and own.dp != there.dp):
                 raise PlacementError(
                     f"the plan has {role.name}'s {use} layout as '{there}', and it is declared as '{own}' now; make a new plan"

@@ -77,7 +77,7 @@ def read_own(
         micro_tokens=actor.micro_batch_tokens, epochs=getattr(algorithm, "epochs", 1), dp=layout.num_replicas, pools=pools,
         roles=_with_bases([_role(models[name], placement) for name in used], [models[name] for name in used]),
         rollout=RolloutConfig(
-            pool=pool, layout=Layout(tp=rollout.tp, dp=max(1, pools[pool] // rollout.tp)), engine="vllm", sleeps=not shadow,
+            pool=pool, layout=replace(rollout, dp=None).fill(pools[pool]), engine="vllm", sleeps=not shadow,
             cache_bytes=actor.rollout_options.kv_cache_bytes, rows=actor.rollout_options.max_num_seqs or 64,
         ),
         nodes=len(cluster.node_devices), gpus_per_node=len(cluster.node_devices[0]), rounding="up", how=how, assumed=assumed,
@@ -88,7 +88,7 @@ def read_own(
 
 def _filled(role: RoleSpec, placement: Placement) -> Layout:
     layout, size = role.train or Layout(), placement.pool_of(role.name).size
-    return Layout(tp=layout.tp, pp=layout.pp).fill(size)
+    return replace(layout, dp=None).fill(size)
 
 
 def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
@@ -96,7 +96,7 @@ def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
     distributed = role.optimizer is not None and role.optimizer.distributed
     states = States(
         name="Megatron", weights=size, gradients=4, optimizer=8 if role.dtype == "fp32" else 12,
-        optimizer_over=layout.num_replicas if distributed else 1, gradients_stay=True,
+        optimizer_over=layout.num_copies if distributed else 1, gradients_stay=True,
     )  # fmt: skip
     return RoleConfig(
         name=role.name, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,

@@ -14,7 +14,6 @@ from typing import Any
 
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, HfsdkError, OptionError
-from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 from hfsdk.core.plan import MOST_SAMPLES
 from hfsdk.core.roles import AdamW, RolloutOptions
@@ -191,7 +190,8 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     spec = specs[role.name]
     actor = specs["actor"]
     source: Any = Written("MODEL") if spec is None else spec.name if PRESETS.get(spec.name) == spec else spec
-    layout = Layout(tp=tp or role.layout.tp, pp=role.layout.pp)
+    layout = replace(role.layout, dp=None)
+    layout = replace(layout, tp=tp) if tp else layout
     options: dict[str, Any] = {}
     words = str(layout).replace(" pp1", "")
     options["layout" if role.name in ("reference", "reward") else "train"] = words

@@ -28,6 +28,7 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import PRESETS
 from hfsdk.core.plan import Plan, Workload
 from hfsdk.core.spec import ModelSpec
+from hfsdk.session.declare import check_rollout
 from hfsdk.session.plan_question import priced
 from hfsdk.session.what_if_question import (
     AS_DECLARED,
@@ -340,8 +341,8 @@ class WhatIf:
         layout, role = Layout.parse(value), name.removesuffix(" rollout")
         if name in self._models or role in self._models:
             layout.check_model(self._models.get(name) or self._models[role])
-        if name != role and layout.pp != 1:
-            raise LayoutError(f"{role}'s rollout layout '{layout}' has pp={layout.pp}; the generating engine runs tp and dp only")
+        if name != role:
+            check_rollout(role, layout)
         return str(layout)
 
     # -- looking

@@ -179,8 +179,11 @@ class BruteForce:
                 return [role.train.fill(size)]
             except LayoutError:
                 return []
-        grid = product(range(1, size + 1), range(1, size + 1))
-        layouts = [Layout(tp=t, pp=p, dp=size // t // p) for t, p in grid if size % (t * p) == 0 and self.within(t, size)]
+        grid = product(range(1, size + 1), range(1, size + 1), range(1, size + 1))
+        layouts = [
+            Layout(tp=t, pp=p, dp=size // t // p, ep=e)
+            for t, p, e in grid if size % (t * p * e) == 0 and self.within(t, size)
+        ]  # fmt: skip
         return [x for x in layouts if self.ok(x, role)]
 
     def rollouts(self, role, size):
@@ -191,7 +194,8 @@ class BruteForce:
                 return [role.rollout.fill(size)]
             except LayoutError:
                 return []
-        layouts = [Layout(tp=t, dp=size // t) for t in range(1, size + 1) if size % t == 0 and self.within(t, size)]
+        grid = product(range(1, size + 1), range(1, size + 1))
+        layouts = [Layout(tp=t, dp=size // t, ep=e) for t, e in grid if size % (t * e) == 0 and self.within(t, size)]
         return [x for x in layouts if self.ok(x, role)]
 
     @staticmethod
@@ -260,7 +264,9 @@ class BruteForce:
 
         far = len({self.cluster.node_of(d) for d in (*mine, *theirs)}) > 1
         link = self.cluster.inter_node if far else self.cluster.intra_node
-        count = rollout_parameters(shadow.model, shadow.rollout.tp) if shadow.rollout else shadow.model.num_parameters()
+        count = shadow.model.num_parameters()
+        if shadow.rollout:
+            count = rollout_parameters(shadow.model, shadow.rollout.tp, shadow.rollout.ep)
         if shadow.lora is not None:
             boxes = vllm_boxes(shadow.learned, shadow.rollout.tp, 0) if shadow.rollout else []
             count = sum(box.numel for box in boxes) or shadow.learned.num_parameters()

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.errors import OptionError, UnsupportedModelError
 from hfsdk.core.experts import Experts
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import PRESETS, ModelSpec
-from hfsdk.planner.perf.expert_sizes import distinct
+from hfsdk.planner.perf.expert_sizes import distinct, exchanged_rows
 from hfsdk.planner.perf.memory import role_bytes, rollout_parameters
-from hfsdk.planner.perf.perf_model import PerfModel, Setup
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
 MODEL = PerfModel()
@@ -30,9 +31,10 @@ PUBLISHED = {
 MIXTURES = sorted(PUBLISHED)
 
 
-def setup(spec: ModelSpec, layout: str = "tp4 pp1 dp8") -> Setup:
+def setup(spec: ModelSpec, layout: str = "tp4 pp1 dp8", rollout_ep: int = 1) -> Setup:
+    rollout = hf.Layout(tp=4 if rollout_ep < 16 else 2, ep=rollout_ep)
     role = RoleSpec(
-        name="actor", kind="actor", model=spec, dtype="bf16", train=hf.Layout.parse(layout), rollout=hf.Layout(tp=4),
+        name="actor", kind="actor", model=spec, dtype="bf16", train=hf.Layout.parse(layout), rollout=rollout,
         optimizer=AdamW(distributed=True),
     )  # fmt: skip
     return Setup.of(role, CLUSTER, range(32))
@@ -124,6 +126,173 @@ def test_the_planner_takes_a_mixture_by_its_name():
     session.reward(lambda completions: [0.0] * len(completions))
     plan = session.plan(hf.GRPO(), hf.Workload(prompts=256, prompt_tokens=512, response_tokens=512))
     assert "s a step" in str(plan)
+
+
+# -- expert parallelism
+
+
+def test_replicas_share_experts_and_nothing_else():
+    assert str(hf.Layout.parse("tp2 ep4").fill(16)) == "tp2 pp1 dp8 ep4"
+    assert str(hf.Layout(tp=2, dp=4)) == "tp2 pp1 dp4"
+    apart, together = hf.Layout.parse("tp2 pp2 dp4"), hf.Layout.parse("tp2 pp2 dp4 ep2")
+    assert [together.coordinates(rank) for rank in range(16)] == [apart.coordinates(rank) for rank in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "words"),
+    [
+        ("tp2 dp4 ep3", "qwen3-30b-a3b", "ep=3, which must divide dp=4"),
+        ("dp3 ep3", "qwen3-30b-a3b", "128 experts a layer; ep must divide them; got ep=3"),
+        ("dp2 ep2", "llama-7b", "has no experts to share; leave ep=2 out of 'tp1 pp1 dp2 ep2'"),
+    ],
+)
+def test_experts_that_cannot_be_shared_are_refused(layout, model, words):
+    with pytest.raises(hf.LayoutError, match=words):
+        hf.Layout.parse(layout).check_model(PRESETS[model])
+
+
+def test_a_pool_too_small_for_its_experts_is_refused():
+    with pytest.raises(hf.LayoutError, match="needs a multiple of 16 devices; the pool has 24"):
+        hf.Layout.parse("tp2 ep8").fill(24)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_ranks_that_share_experts_hold_a_part_of_them(name):
+    """Weights and gradients; AdamW's state is sharded over all dp ranks either way."""
+    spec = PRESETS[name]
+    role = RoleSpec(name="actor", kind="actor", model=spec, dtype="bf16", train=hf.Layout(tp=4), optimizer=AdamW(distributed=True))
+    held = {ep: role_bytes(replace(role, train=hf.Layout(tp=4, ep=ep)), 32) for ep in (1, 2, 4, 8)}
+    for ep, one in held.items():
+        routed = spec.routed_parameters // 4
+        assert held[1].weights - one.weights == pytest.approx(2 * routed * (1 - 1 / ep), rel=1e-6)
+        assert held[1].gradients - one.gradients == pytest.approx(4 * routed * (1 - 1 / ep), rel=1e-6)
+        assert one.optimizer == held[1].optimizer
+    assert rollout_parameters(spec, 4, 8) == pytest.approx(
+        rollout_parameters(spec, 4) - spec.routed_parameters * 7 / 8 / 4, rel=1e-6
+    )
+    whole = replace(role, optimizer=AdamW())
+    assert role_bytes(replace(whole, train=hf.Layout(tp=4, ep=8)), 32).optimizer < role_bytes(whole, 32).optimizer
+
+
+def over(made: Setup, link: LinkSpec) -> Setup:
+    """Return a setup in which copies of tokens go over one link, wherever they go."""
+    links, rollout = (replace(one, ep=one.ep._replace(near=link, far=link)) for one in (made.links, made.rollout_links))
+    return replace(made, links=links, rollout_links=rollout)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_what_ranks_exchange_is_counted(name):
+    """On links that cost nothing sharing experts is never slower: fewer weights are read and fewer gradients summed."""
+    spec, rows = PRESETS[name], np.full(8, 64)
+    for method in ("generate", "update", "compute_log_probs"):
+        apart, together = (setup(spec, f"tp4 pp1 dp8 ep{ep}", ep) for ep in (1, 8))
+        one, other = (MODEL.seconds(method, made, rows, rows) for made in (apart, together))
+        unlinked = MODEL.seconds(method, over(together, LinkSpec(name="free", bandwidth=1e18, latency_s=0.0)), rows, rows)
+        assert unlinked < other
+        assert unlinked <= one * (1 + 1e-6)  # 1e18 bytes a second are not for nothing
+
+
+def test_copies_of_tokens_are_counted_by_where_they_go():
+    """ep16 over two nodes, Mixtral's 2 of 8 experts are no case: Qwen3's 8 of 128."""
+    spec = PRESETS["qwen3-30b-a3b"]
+    near, far = exchanged_rows(spec, 16, 8, once=False)
+    assert (near, far) == (8 * 7 / 16 * spec.hidden_size, 8 * 8 / 16 * spec.hidden_size)
+    near, far = exchanged_rows(spec, 16, 8, once=True)
+    assert far == pytest.approx((1 - 0.5**8) * spec.hidden_size), "one copy for the other node, nearly always"
+    assert near == pytest.approx(15 * (1 - (15 / 16) ** 8) * spec.hidden_size), "one for each rank with some of its experts"
+    assert exchanged_rows(spec, 1, 1, once=False) == (0, 0)
+    assert exchanged_rows(PRESETS["llama-7b"], 1, 1, once=True) == (0, 0)
+
+
+@pytest.mark.parametrize("ep", [2, 8, 32])
+def test_what_is_sent_once_is_never_more(ep):
+    for beside in {1, min(ep, 8), ep}:
+        once, each = (exchanged_rows(PRESETS["deepseek-v3"], ep, beside, once=once) for once in (True, False))
+        assert once[1] <= each[1]
+        assert once[0] <= sum(each)
+
+
+def test_the_seconds_of_an_all_to_all_are_those_of_its_bytes():
+    """k copies of each token but those that stay on their rank, there and back."""
+    spec, rows = replace(PRESETS["mixtral-8x7b"], max_positions=10**6), np.full(1, 1000)
+    made = over(setup(spec, "tp1 pp1 dp32 ep8", 8), replace(CLUSTER.intra_node, bandwidth=1e6))
+    sent = 1000 * 32 * 2 * spec.hidden_size * 2 * 4 / 8  # ep8 within a node of 8, tp1: beside 8; near alone would be 7 / 8
+    links = replace(made.links, ep=made.links.ep._replace(beside=4))
+    took = MODEL.forward(replace(made, links=links), rows)
+    took -= MODEL.forward(replace(made, layout=hf.Layout(dp=32)), rows)
+    assert took == pytest.approx(2 * sent / (1e6 * MODEL.link_efficiency), rel=1e-2)
+
+
+def test_experts_across_nodes_take_the_network():
+    links = {ep: Links.of(CLUSTER, range(32), hf.Layout(tp=2, dp=16, ep=ep)) for ep in (1, 2, 4, 8, 16)}
+    assert links[1].ep is None
+    assert [links[ep].ep.beside for ep in (2, 4, 8, 16)] == [2, 4, 4, 4]
+    assert links[16].ep.near == CLUSTER.intra_node
+    assert links[16].ep.far.bandwidth == pytest.approx(CLUSTER.inter_node.bandwidth / 8)
+
+
+def test_gradients_of_shared_experts_are_summed_over_fewer_ranks():
+    spec = PRESETS["qwen3-30b-a3b"]
+    apart, together, alone = (setup(spec, f"tp4 pp1 dp8 ep{ep}") for ep in (1, 2, 8))
+    routed, whole = spec.routed_parameters / 4, spec.num_parameters() / 4
+    assert apart.summed_bytes == pytest.approx(4 * 7 / 8 * whole)
+    assert together.summed_bytes == pytest.approx(4 * (7 / 8 * (whole - routed) + 3 / 4 * routed / 2))
+    assert alone.summed_bytes == pytest.approx(4 * 7 / 8 * (whole - routed))
+    assert apart.stepped == together.stepped == alone.stepped == pytest.approx(whole / 8)
+
+
+def test_experts_move_where_trainer_and_rollout_share_them_differently():
+    spec, train = PRESETS["qwen3-30b-a3b"], hf.Layout(tp=4, dp=8, ep=8)
+    assert reshard_bytes(spec, train, 4, rollout_ep=8) == pytest.approx(0, abs=1)
+    routed = 2 * spec.routed_parameters / 4
+    assert reshard_bytes(spec, train, 4, rollout_ep=1) == pytest.approx(routed * 7 / 8)
+    assert reshard_bytes(spec, hf.Layout(tp=4, dp=8), 4, rollout_ep=8) == pytest.approx(0, abs=1)
+    assert reshard_bytes(spec, train, 4, rollout_ep=3) == pytest.approx(routed / 3)
+
+
+@pytest.mark.parametrize("method", ["generate", "update", "compute_log_probs"])
+def test_one_more_row_never_takes_less_time_with_shared_experts(method):
+    made = setup(PRESETS["qwen3-30b-a3b"], "tp4 pp1 dp8 ep8", 8)
+    found = [MODEL.seconds(method, made, np.full(rows, 256), np.full(rows, 512)) for rows in (1, 2, 3, 8, 64, 65)]
+    assert found == sorted(found)
+
+
+def test_a_slower_link_never_helps_shared_experts():
+    found, rows = [], np.full(8, 64)
+    for bandwidth in (1e9, 1e10, 1e11):
+        made = setup(PRESETS["qwen3-235b-a22b"], "tp2 pp1 dp16 ep16", 16)
+        made = over(made, replace(CLUSTER.inter_node, bandwidth=bandwidth))
+        found.append([MODEL.seconds(method, made, rows, rows) for method in ("generate", "update", "compute_log_probs")])
+    assert (np.diff(np.array(found), axis=0) < 0).all()
+
+
+def test_deepseek_v3_fits_where_its_experts_are_shared():
+    """Its 61 layers are divided by no useful pp, so what does not fit with tp alone fits with ep."""
+    session = hf.Session.simulated("40x8 H100")
+    trained = {"dtype": "bf16", "recompute": "full", "optimizer": AdamW(distributed=True)}
+    session.reference(session.actor("deepseek-v3", rollout="auto", train="auto", **trained))
+    session.reward(lambda completions: [0.0] * len(completions))
+    workload = hf.Workload(prompts=512, prompt_tokens=512, response_tokens=1024)
+    plan = session.plan(hf.GRPO(n=8), workload)
+    rollout = plan.layouts.get("actor.rollout", plan.layouts["actor"])["rollout"]
+    assert plan.layouts["actor"]["train"].ep > 1 < rollout.ep
+    session.place(plan)
+    prompts = session.batch(prompt=[np.zeros(512, dtype=np.int32)] * 512)
+    hf.GRPO(n=8, max_new_tokens=1024).step(session.models, prompts).actor.wait()
+    assert session.trace.snapshot().duration_s == pytest.approx(plan.seconds, rel=0.02)
+
+
+def test_layouts_with_shared_experts_are_declared_by_hand():
+    session = hf.Session.simulated("4x8 H100")
+    actor = session.actor("qwen3-30b-a3b", train="tp2 ep8", rollout="tp1 ep4", dtype="bf16", optimizer=AdamW(distributed=True))
+    session.reference(actor, layout="ep32")
+    session.reward(lambda completions: [0.0] * len(completions))
+    session.place("colocate")
+    prompts = session.batch(prompt=[np.zeros(16, dtype=np.int32)] * 64)
+    step = hf.GRPO(n=2, max_new_tokens=8).step(session.models, prompts)
+    step.actor.wait()
+    assert session.trace.snapshot().duration_s > 0
+    assert "ep8" in str(session.placement)
 
 
 def test_plans_of_shards_and_adapters_refuse_what_they_do_not_know():

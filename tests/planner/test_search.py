@@ -76,7 +76,7 @@ def simulate(session, algorithm, workload, plan):
 # -- brute force
 
 
-def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1))):
+def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)), experts=None):
     """A small cluster, workload and models by a number."""
     rng = np.random.default_rng([7, number])
     nodes, devices = shapes[rng.integers(len(shapes))]
@@ -84,6 +84,7 @@ def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), 
     cluster = ClusterSpec.parse(f"{nodes}x{devices} {kind}")
     cluster = replace(cluster, inter_node=LinkSpec(name="x", bandwidth=float(rng.choice([1e8, 1e10])), latency_s=1e-5))
     spec = model(layers=int(rng.choice([2, 3, 4])), heads=4, kv=int(rng.choice([1, 2, 4])), width=int(rng.choice([128, 512])))
+    spec = replace(spec, experts=experts)
     small = nodes * devices <= 2
     algorithm = [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(4) if small else rng.integers(1, 4)]
     options = {"dtype": str(rng.choice(["bf16", "fp32"])), "optimizer": SHARDED if rng.integers(2) else hf.AdamW(),
@@ -130,6 +131,19 @@ def test_brute_force_agrees_on_nodes_whose_size_is_no_power_of_two():
         best = sorted(seconds for seconds, *_ in BruteForce(roles, calls, cluster, PerfModel()).plans())[:1]
         found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=1).run()
         assert [f.seconds for f in found] == pytest.approx(best, rel=1e-9), number
+
+
+def test_brute_force_agrees_on_mixtures_of_experts():
+    """Whose layouts have one axis more, of the trainer and of the rollout."""
+    shared = 0
+    for number in range(3000, 3024):
+        experts = hf.Experts(count=4 + 2 * (number % 3), per_token=2, width=256, shared=number % 2)
+        cluster, roles, calls, _ = random_case(number, experts=experts)
+        wanted = sorted(seconds for seconds, *_ in BruteForce(roles, calls, cluster, PerfModel()).plans())[:1]
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=1).run()
+        assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
+        shared += any(layout.ep > 1 for one in found for layouts in one.layouts for layout in layouts.values())
+    assert shared, "no best plan shares experts, so that axis was not tried"
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -272,13 +286,16 @@ def test_every_call_of_a_preset_is_predicted_as_simulated(preset, any_plan):
         assert one.calls[name] == pytest.approx(seconds, rel=0.02, abs=1e-4), name
 
 
-def test_setups_and_links_are_those_of_the_perf_model():
+@pytest.mark.parametrize(
+    ("device", "experts"), [("H100", None), ("A100-80GB-PCIe", None), ("H100", hf.Experts(count=24, per_token=2, width=96))]
+)
+def test_setups_and_links_are_those_of_the_perf_model(device, experts):
     """The tables make setups by themselves, because making thousands takes long; they have to be the same."""
     rng = np.random.default_rng(3)
-    for _ in range(40):
+    for _ in range(40 if experts is None and device == "H100" else 15):
         nodes, size = int(rng.integers(1, 7)), int(rng.choice([1, 2, 4, 6, 8]))
-        cluster = ClusterSpec.parse(f"{nodes}x{size} H100")
-        session = session_on(cluster, hf.PPO(), spec=model(layers=12, heads=24, kv=24, width=384))
+        cluster = ClusterSpec.parse(f"{nodes}x{size} {device}")
+        session = session_on(cluster, hf.PPO(), spec=replace(model(layers=12, heads=24, kv=24, width=384), experts=experts))
         tables = Tables(cluster, PerfModel())
         (kind,) = tables.kinds
         search = Search.over(roles_of(session), recorded(session, hf.PPO(), hf.Workload(prompts=8)), tables)

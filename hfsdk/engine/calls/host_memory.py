@@ -51,10 +51,11 @@ def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
     """
     assert role.learned is not None
     mesh = mesh_of(role)
-    at, num_ranks = mesh.coordinates(rank), mesh.layout.num_replicas
+    at, num_ranks = mesh.coordinates(rank), mesh.layout.num_copies
     numbers = sum(box.numel for box in megatron_boxes(role.learned, mesh.layout, at.tp, at.pp))
     whole = numbers * state_bytes(role.dtype, trained)
-    return whole * (at.dp + 1) // num_ranks - whole * at.dp // num_ranks
+    number = at.dp * mesh.layout.cp + at.cp
+    return whole * (number + 1) // num_ranks - whole * number // num_ranks
 
 
 def needed_by_node(copies: Iterable[tuple[RoleSpec, Sequence[int], bool]]) -> dict[int, int]:

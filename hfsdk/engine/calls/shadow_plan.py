@@ -32,12 +32,13 @@ def _plan(model: ModelSpec, train: Layout, rollout: Layout, dtype: str, nodes: t
 def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]]:
     """Return the bytes that every rank of a shadow receives from ranks on its node and from others.
 
-    One that infers has the whole model on every rank; it comes over the slowest link that the rank may need.
+    One that infers has the whole model on every rank; it comes over the slowest link that the rank may need, and so does the part
+    of a mixture of experts that a rank generates with, which no plan counts.
     """
     _, near, far = LINKS
-    if shadow.rollout is None:
-        assert trained.learned is not None
-        size, ranks = trained.learned.num_bytes(trained.dtype), mesh_of(shadow).ranks
+    assert trained.learned is not None
+    if shadow.rollout is None or not _is_planned(trained.learned):
+        size, ranks = _needed_bytes(trained.learned, trained.dtype, shadow.rollout), mesh_of(shadow).ranks
         crosses = [any(node != shadow.nodes[rank] for node in trained.nodes) if shadow.nodes else False for rank in ranks]
         return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
     plan = plan_between(trained, shadow)
@@ -52,7 +53,8 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
 def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bundle], ...]:
     """Return, for every rank of a trained role, references to what it gives a shadow by the plan; they refer to ``content``.
 
-    One that infers is said to get the whole model from the first rank.
+    One that infers is said to get the whole model from the first rank, and one that generates with a mixture of experts its part
+    from one rank each.
     """
     assert trained.learned is not None
     sent: list[list[Bundle]] = [[] for _ in mesh_of(trained).ranks]
@@ -60,8 +62,28 @@ def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bu
         everyone = tuple(mesh_of(shadow).ranks)
         sent[0].append(Bundle(0, everyone, content, trained.learned.num_bytes(trained.dtype)))
         return tuple(sent)
+    if not _is_planned(trained.learned):
+        size = _needed_bytes(trained.learned, trained.dtype, shadow.rollout)
+        for rank in mesh_of(shadow).ranks:
+            sent[rank % len(sent)].append(Bundle(rank % len(sent), (rank,), content, size))
+        return tuple(sent)
     plan = plan_between(trained, shadow)
     first = plan.train.size
     for source, target in np.argwhere(plan.matrix[:first, first:]).tolist():
         sent[source].append(Bundle(source, (target,), content, int(plan.matrix[source, first + target])))
     return tuple(sent)
+
+
+def _is_planned(model: ModelSpec) -> bool:
+    """Whether a ``ReshardPlan`` counts a model's weights; mixtures of experts are simulated alone."""
+    return model.experts is None and model.latent is None
+
+
+@lru_cache(maxsize=64)
+def _needed_bytes(model: ModelSpec, dtype: str, rollout: Layout | None) -> int:
+    """Bytes of a model that a rank needs: all, or as much as tp (and of experts ep) leaves it."""
+    num_bytes = model.num_bytes(dtype)
+    if rollout is None:
+        return num_bytes
+    elsewhere = model.routed_parameters * (1 - 1 / rollout.ep) * num_bytes / model.num_parameters()
+    return round((num_bytes - elsewhere) / rollout.tp)

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.adapter_sizes import slot_numbers
+from hfsdk.planner.perf.collectives import all_reduce, all_to_all
 from hfsdk.planner.perf.expert_sizes import more_read
 from hfsdk.planner.perf.setup import Setup
 
@@ -71,9 +71,10 @@ class Rates(Protocol):
         """Seconds of the host a row and step."""
         ...
 
-    def _rate(self, link: LinkSpec) -> float: ...
-
-    def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float: ...
+    @property
+    def link_efficiency(self) -> float:
+        """Share of a link's bandwidth that collectives reach."""
+        ...
 
 
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
@@ -89,10 +90,11 @@ def slots(setup: Setup, prompts: Array, responses: Array) -> int:
 def decode_s(perf: Rates, setup: Setup, prompts: Array, responses: Array) -> float:
     """Return the seconds one replica takes to produce responses of these lengths.
 
-    A step costs the larger of reading the weights and of the active rows' arithmetic (rounded: hypot), tp all-reduces, and what a
-    layer and a step cost anyway; as rows end fewer are active, but the last one still reads all weights every step. In a
-    pipeline of p stages a row's next token starts when the last one is through, so p stage times are a step, until more
-    micro-batches than stages are under way. Keys and values of all earlier tokens are read once a token.
+    A step costs the larger of reading the weights and of the active rows' arithmetic (rounded: hypot), tp all-reduces, ep
+    all-to-alls (replicas that share experts step together, each with as many rows), and what a layer and a step cost anyway; as
+    rows end fewer are active, but the last one still reads all weights every step. In a pipeline of p stages a row's next token
+    starts when the last one is through, so p stage times are a step, until more micro-batches than stages are under way.
+    Keys and values of all earlier tokens are read once a token.
     """
     if not responses.any():
         return 0.0
@@ -133,17 +135,21 @@ def _step_s(perf: Rates, setup: Setup, active: Array) -> Array:
     local = setup.matmul_parameters / (tp * stages)
     if setup.lora is not None:
         local += slot_numbers(setup.spec, setup.lora, tp) / stages
-    more: Array | float = more_read(spec, at_once)
+    more: Array | float = more_read(spec, at_once, setup.rollout_ep)
     layer_bytes = (setup.layer_parameters + more) * setup.bytes_each / tp
     bandwidth = device.memory_bandwidth * perf.weight_efficiency / (1 + perf.weight_half_bytes / layer_bytes)
     read = (local + layers * more / tp) * setup.bytes_each / bandwidth
     arithmetic = 2.0 * local / (setup.peak_flops * perf.forward_efficiency) * at_once
     message = at_once * (spec.hidden_size * setup.bytes_each)
     links = setup.rollout_links or setup.links
-    reduce = perf._all_reduce(2 * layers * message, tp, links.tp, 2 * layers)
+    reached, ep = perf.link_efficiency, setup.rollout_ep
+    reduce = all_reduce(2 * layers * message, tp, links.tp, 2 * layers, reached)
+    if ep > 1:
+        near, far = (2 * layers * at_once * each for each in setup.generating.exchanged_bytes)
+        reduce = reduce + all_to_all(near, far, ep, links.ep, 2 * layers, reached)
     kernels = perf.layer_s if traits.cuda_graphs else perf.launch_s * device.launches
     stage = np.hypot(read, arithmetic) + (reduce + layers * kernels)
     if stages > 1:
-        stage = stage + message / perf._rate(links.pp) + links.pp.latency_s
+        stage = stage + message / (links.pp.bandwidth * reached) + links.pp.latency_s
     seconds: Array = _rounds(setup, active) * stage + (perf.step_s + perf.row_s * active)
     return seconds

@@ -7,6 +7,9 @@ one of 64 rows nearly all::
     Qwen3-30B-A3B, E = 128, k = 8       1 row      8 experts of a layer read
                                        16 rows    82
                                        64 rows   126
+
+With expert parallelism ``ep`` ranks with E / ep experts each see the tokens of all of them: a rank reads as many of its own as
+all read of theirs, and every layer sends each token's copies to where their experts are, and back (GShard, arXiv 2006.16668).
 """
 
 from __future__ import annotations
@@ -23,17 +26,40 @@ def distinct(experts: Experts, tokens: Any) -> Any:
     return experts.count * (1 - (1 - experts.per_token / experts.count) ** tokens)
 
 
-def more_read(spec: ModelSpec, tokens: Any) -> Any:
+def more_read(spec: ModelSpec, tokens: Any, ep: int = 1) -> Any:
     """Return how many weights of a layer (mean of the layers, all tp ranks) a pass reads beyond those of one token.
 
     Args:
         spec: the model.
-        tokens: of the pass, a number or an array; at least 1 counts.
+        tokens: of the pass on one data-parallel rank, a number or an array; at least 1 counts.
+        ep: ranks that share the experts, each with as many tokens.
+
+    Returns:
+        Below 0 where a rank has fewer experts to read than one token is sent to.
     """
     one = spec.experts
     if one is None:
         return 0.0
-    return _each(spec) * (distinct(one, tokens) - one.per_token)
+    return _each(spec) * (distinct(one, tokens * ep) / ep - one.per_token)
+
+
+def exchanged_rows(spec: ModelSpec, ep: int, beside: int, once: bool) -> tuple[float, float]:
+    """Return the numbers a token and layer that a rank sends to others of its ``ep``, one way: inside its node, and to other nodes.
+
+    Args:
+        spec: the model.
+        ep: ranks that share the experts.
+        beside: of these, ranks on one node, the rank itself included.
+        once: whether several experts on a rank, or on another node, get one copy together, which that node's ranks pass on
+            (DeepEP; DeepSeek-V3, arXiv 2412.19437, section 3.2.2); otherwise each of the k experts gets its own, wherever it is.
+    """
+    if spec.experts is None:
+        return 0.0, 0.0
+    k, nodes = spec.experts.per_token, ep / beside
+    each = _copies(spec) / k
+    if not once:
+        return each * k * (beside - 1) / ep, each * k * (ep - beside) / ep
+    return each * (ep - 1) * (1 - (1 - 1 / ep) ** k), each * (nodes - 1) * (1 - (1 - 1 / nodes) ** k)
 
 
 @lru_cache(maxsize=64)
@@ -62,10 +88,11 @@ def _copies(spec: ModelSpec) -> float:
 
 
 @lru_cache(maxsize=4096)
-def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int) -> int:
+def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int, ep: int = 1) -> int:
     """Return the parameters of a rank's ``layers`` layers, as many with experts as there can be; of a model with experts.
 
-    Experts are cut by tp inside, as any MLP is; the router and compressing projections are whole on every rank.
+    Experts are cut by tp inside, as any MLP is, and a rank has ``1 / ep`` of those that the router chooses from; shared ones,
+    the router and compressing projections are whole on every rank.
     """
     one, hidden = spec.experts, spec.hidden_size
     assert one is not None
@@ -80,7 +107,7 @@ def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int) -> int:
     attention += 2 * hidden
     router = one.count * (hidden + one.router_bias)
     sparse = min(layers, spec.num_layers - one.first_dense)
-    experts = router + (one.count + one.shared) * 3 * hidden * one.width // tp
+    experts = router + (one.count // ep + one.shared) * 3 * hidden * one.width // tp
     return layers * attention + sparse * experts + (layers - sparse) * 3 * hidden * spec.mlp_hidden_size // tp
 
 

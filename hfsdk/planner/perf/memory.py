@@ -171,7 +171,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         return MemoryEstimate()
     spec, size = role.model, DTYPE_BYTES[role.dtype]
     parameters = learned = frozen = activations = logits = stepped = 0
-    shards, fused = 1, False
+    shards, fused = 1, False  # of AdamW's state: over how many ranks `stepped` is cut
     if role.train is not None:  # a shadow that generates has no trainer
         layout = role.train.fill(pool_size)
         parameters = learned = _trainer_parameters(spec, layout, role.head)
@@ -180,15 +180,17 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
             learned = trained_numbers(role, layout)
             parameters = frozen + learned
         activations, logits = _pass_bytes(role, spec, layout, on_cpu)
-        shards = layout.num_replicas if role.optimizer is not None and role.optimizer.distributed else 1
-        stepped = learned // shards if role.trainable else 0
-        fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_replicas).fused_adamw
+        shards = layout.num_copies if role.optimizer is not None and role.optimizer.distributed else 1
+        stepped = learned
+        if layout.ep > 1 and shards > 1:  # experts' state is cut over the dp / ep ranks that have them: as much as without ep
+            stepped = _trainer_parameters(spec, replace(layout, ep=1), role.head)
+        fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_copies).fused_adamw
     masters = 4 if role.dtype == "bf16" else 0
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
         tp = role.rollout.tp
         copies = 2 if on_cpu and role.rollout_options.cpu_weights == "packed" else 1
-        rollout_weights = copies * size * rollout_parameters(spec, tp)
+        rollout_weights = copies * size * rollout_parameters(spec, tp, role.rollout.ep)
         if role.lora is not None:
             rollout_weights += size * SLOTS * slot_numbers(spec, role.lora, tp)
         elif on_cpu and role.rollout_options.cpu_weights == "shared":  # only one engine's are there at a time
@@ -199,13 +201,13 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
     return MemoryEstimate(
         weights=size * parameters,
         gradients=4 * learned if role.trainable else 0,
-        optimizer=(masters + 8) * learned // shards if role.trainable else 0,
+        optimizer=(masters + 8) * stepped // shards if role.trainable else 0,
         rollout_weights=rollout_weights,
         kv_cache=kv_cache,
         activations=activations,
         logits=logits,
         asleep=rollout_weights + kv_cache if sleeps else 0,
-        temporaries=adamw_temporary_bytes(stepped, on_cpu=on_cpu, fused=fused),
+        temporaries=adamw_temporary_bytes(stepped // shards if role.trainable else 0, on_cpu=on_cpu, fused=fused),
         offloaded=offloaded,
         for_steps=not on_cpu and role.optimizer is not None and role.optimizer.offload,
         base=0 if (role.trainable and role.lora is None) or "weights" in offloaded else size * frozen,
@@ -307,10 +309,10 @@ def _layer_parameters(spec: ModelSpec, tp: int, kv_shards: int) -> int:
     return matrices_and_norms + biases + (2 * spec.head_dim if spec.qk_norm else 0)
 
 
-def _layers_parameters(spec: ModelSpec, tp: int, kv_shards: int, pp: int = 1) -> int:
+def _layers_parameters(spec: ModelSpec, tp: int, kv_shards: int, pp: int = 1, ep: int = 1) -> int:
     """Parameters of the layers of a rank on the fullest stage."""
     if spec.experts is not None:
-        return sparse_layers(spec, tp, kv_shards, spec.num_layers // pp)
+        return sparse_layers(spec, tp, kv_shards, spec.num_layers // pp, ep)
     return spec.num_layers // pp * _layer_parameters(spec, tp, kv_shards)
 
 
@@ -319,14 +321,14 @@ def _trainer_parameters(spec: ModelSpec, layout: Layout, head: str) -> int:
     vocab = padded_vocab(spec.vocab_size, layout.tp) // layout.tp * spec.hidden_size
     own_head = spec.hidden_size if head == "scalar" else 0 if spec.tied_embeddings else vocab
     ends = vocab + spec.hidden_size + (own_head if layout.pp == 1 else 0)
-    return _layers_parameters(spec, layout.tp, layout.tp, layout.pp) + ends
+    return _layers_parameters(spec, layout.tp, layout.tp, layout.pp, layout.ep) + ends
 
 
-def rollout_parameters(spec: ModelSpec, tp: int) -> int:
-    """Parameters of a vLLM rank; kv heads are replicated where tp exceeds them."""
+def rollout_parameters(spec: ModelSpec, tp: int, ep: int = 1) -> int:
+    """Parameters of a vLLM rank; kv heads are replicated where tp exceeds them, and replicas may share experts."""
     vocab = padded_vocab(spec.vocab_size, tp) // tp * spec.hidden_size
     ends = vocab * (1 if spec.tied_embeddings else 2) + spec.hidden_size
-    return _layers_parameters(spec, tp, min(tp, spec.num_kv_heads)) + ends
+    return _layers_parameters(spec, tp, min(tp, spec.num_kv_heads), ep=ep) + ends
 
 
 def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -> tuple[int, int]:
@@ -337,7 +339,7 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -
     and residuals as well.
     """
     size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
-    whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_replicas).sequence_parallel else 1
+    whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_copies).sequence_parallel else 1
     width = spec.mlp_width_per_token
     per_layer = 10 * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
     again = {"": 0.0, "selective": 4 * width / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
@@ -393,7 +395,7 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
     options["a larger tp or pp, or more devices in this pool"] = state
-    replicas = {r.name: (r.train or Layout()).fill(pool_size).num_replicas for r in roles}
+    replicas = {r.name: (r.train or Layout()).fill(pool_size).num_copies for r in roles}
     repeated = [r.name for r in roles if r.optimizer is not None and not r.optimizer.distributed and replicas[r.name] > 1]
     if repeated:
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)

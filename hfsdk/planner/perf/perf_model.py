@@ -3,7 +3,7 @@
 A pass of a pipeline stage over tokens, forward or backward (``docs/perf-model.md`` derives every term)::
 
     stage     hypot(FLOPs / (tp peak e), weights read per micro-batch)  + traffic of everything that is not a matrix product
-              + tp all-reduces; at least the host's kernel launches
+              + tp all-reduces + ep all-to-alls; at least the host's kernel launches
     pass      micro-batches x slowest stage, and once all the others (the bubble), + hops between stages
     train     forward + backward (twice the work, what is computed again, gradients), + dp reduction that nothing hides
     decode    per step: hypot(weights read, FLOPs) + layers x overhead + tp all-reduces, and the KV cache read once a token
@@ -35,6 +35,7 @@ from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
+from hfsdk.planner.perf.collectives import all_reduce, all_to_all, ring_s
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.expert_sizes import more_read, moved_rows
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
@@ -60,12 +61,14 @@ class LengthSums(NamedTuple):
     longest: float
 
     @classmethod
-    def of(cls, lengths: Array) -> LengthSums:
-        """Sum the lengths of some rows."""
+    def of(cls, lengths: Array | LengthSums, cp: int = 1) -> LengthSums:
+        """Sum the lengths of some rows; of ``cp`` ranks that share each row, one has as much of its attention as the others."""
+        if isinstance(lengths, LengthSums):
+            return lengths if cp == 1 else cls(lengths.tokens / cp, lengths.squares / cp, lengths.longest)
         if not len(lengths):
             return cls(0.0, 0.0, 0.0)
         floats = lengths.astype(np.float64)
-        return cls(float(floats.sum()), float(floats @ floats), float(floats.max()))
+        return cls(float(floats.sum()) / cp, float(floats @ floats) / cp, float(floats.max()))
 
 
 @documented
@@ -132,7 +135,8 @@ class PerfModel:
 
     def forward(self, setup: Setup, lengths: Array | LengthSums) -> float:
         """Return the seconds of one forward pass of one dp rank over rows of these lengths (prompt + response)."""
-        return self._pass(setup, lengths, 1.0, 1.0, self.forward_efficiency, sums=setup.adapter_sums[:1])
+        rows = LengthSums.of(lengths, setup.layout.cp)
+        return self._pass(setup, rows, 1.0, 1.0, self.forward_efficiency, sums=setup.adapter_sums[:1])
 
     def train(self, setup: Setup, lengths: Array | LengthSums) -> tuple[float, float]:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
@@ -141,7 +145,7 @@ class PerfModel:
         fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. Of a frozen base
         no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each adapter's.
         """
-        lengths = lengths if isinstance(lengths, LengthSums) else LengthSums.of(lengths)
+        lengths = LengthSums.of(lengths, setup.layout.cp)
         there, back = setup.adapter_sums
         forward = self._pass(setup, lengths, 1.0, 1.0, self.train_efficiency, sums=(there,))
         again = setup.forwards_again
@@ -171,7 +175,7 @@ class PerfModel:
         1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
         """
         spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
-        tokens, squared, longest = lengths if isinstance(lengths, LengthSums) else LengthSums.of(lengths)
+        tokens, squared, longest = LengthSums.of(lengths)
         if not tokens:
             return 0.0
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
@@ -189,7 +193,7 @@ class PerfModel:
         inside = spec.num_layers / every  # adapters and experts are in layers only, and not beside the output layer
         adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
-        layer_read = setup.layer_parameters + inside * more_read(spec, min(tokens, float(setup.micro_batch_tokens)))
+        layer_read = setup.layer_parameters + inside * more_read(spec, min(tokens, float(setup.micro_batch_tokens)), layout.ep)
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
@@ -201,11 +205,17 @@ class PerfModel:
         launching = times * layer_passes * self.launch_s
         # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
-        message = layer_tokens * hidden * setup.bytes_each
-        seconds += 2 * reduces * float(self._all_reduce(message, tp, setup.links.tp, layer_passes))
+        message, reached = layer_tokens * hidden * setup.bytes_each, self.link_efficiency
+        seconds += 2 * reduces * float(all_reduce(message, tp, setup.links.tp, layer_passes, reached))
         for one in sums:
             sent = adapted * one.numbers * setup.bytes_each
-            seconds += float(self._all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes))
+            seconds += float(all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes, reached))
+        if layout.cp > 1:  # beside attention, which hides as much of it as takes no longer
+            ring = ring_s(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
+            seconds += max(0.0, ring - times * attention / (tp * setup.peak_flops * efficiency))
+        if layout.ep > 1:
+            near, far = (adapted * each for each in setup.exchanged_bytes)
+            seconds += 2 * reduces * float(all_to_all(near, far, layout.ep, setup.links.ep, layer_passes * inside, reached))
         if traits.gathers_weights:
             gathers = num_micro * (1 + (times > 1)) * self.gather(setup)
             seconds = max(seconds, gathers) if traits.overlaps_weights else seconds + gathers
@@ -233,8 +243,9 @@ class PerfModel:
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
-        dp = setup.layout.num_replicas
-        return (dp - 1) / dp * self._local(setup) * setup.bytes_each / self._rate(setup.links.dp)
+        held, copies = self._local(setup), setup.layout.num_copies
+        others = (copies - 1) / copies * held if setup.layout.ep == 1 else held - setup.without_ep / copies
+        return others * setup.bytes_each / self._rate(setup.links.dp)
 
     def optimizer(self, setup: Setup) -> float:
         """Return the seconds of one optimizer step: memory traffic over this rank's share of the state, then the weights' gather.
@@ -242,11 +253,10 @@ class PerfModel:
         Every dp rank updates all of its weights, or 1 / dp of them with ``AdamW(distributed=True)``, which are then gathered from
         all; an engine that gathers them while the next forward pass runs shows ``exposed_reduction`` of that.
         """
-        shards = setup.layout.num_replicas if setup.distributed or setup.traits.gathers_weights else 1
         clip = setup.links.dp.latency_s * (setup.layout.size > 1)
         gather = setup.gathered_bytes / self._rate(setup.links.dp)
         gather *= self.exposed_reduction if setup.traits.overlaps_gather else 1.0
-        return self.optimizer_bytes * setup.local_learned / shards / setup.device.memory_bandwidth + clip + gather
+        return self.optimizer_bytes * setup.stepped / setup.device.memory_bandwidth + clip + gather
 
     def agree(self, setup: Setup) -> float:
         """Return the seconds in which a role's ranks agree at the end of a pass that all of them are well and what they counted."""
@@ -286,7 +296,7 @@ class PerfModel:
         if received_bytes is None and adapters is not None:
             received_bytes = received_numbers(adapters, layout.tp, layout.pp, setup.rollout_tp) * setup.bytes_each
         if received_bytes is None:
-            received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype, setup.rollout_pp)
+            received_bytes = reshard_bytes(setup.spec, layout, setup.rollout_tp, setup.dtype, setup.rollout_pp, setup.rollout_ep)
         link = setup.links.pp if layout.pp > 1 else setup.links.tp if layout.tp > 1 else setup.links.dp
         link = setup.links.within if setup.rollout_pp > 1 else link  # stages are folded with their neighbours only
         latency = link.latency_s * setup.spec.num_layers / setup.rollout_pp * (received_bytes > 0)
@@ -311,7 +321,7 @@ class PerfModel:
         On CPU in mode ``shared`` only one engine's weights are there at a time: the trainer's come back at this price, with no
         bytes over a link (``to_training``).
         """
-        needed = setup.parameters / setup.rollout_tp / setup.rollout_pp
+        needed = setup.rollout_local
         if setup.lora is not None:
             needed = slot_numbers(setup.spec, setup.lora, setup.rollout_tp)
         return 2 * needed * setup.bytes_each / setup.device.memory_bandwidth
@@ -324,8 +334,7 @@ class PerfModel:
         """
         count, each = self._local(setup), float(setup.bytes_each)
         if what == "optimizer":
-            count = setup.local_learned
-            each = (8 if setup.dtype == "fp32" else 12) / (setup.layout.num_replicas if setup.distributed else 1)
+            count, each = (setup.stepped if setup.distributed else setup.local_learned), 8.0 if setup.dtype == "fp32" else 12.0
         return count * each / (setup.device.host_bandwidth * self.link_efficiency)
 
     def move(self, num_bytes: float, link: LinkSpec, messages: int = 1) -> float:
@@ -361,7 +370,7 @@ class PerfModel:
             return self._step(setup)
         if kind.files:
             each = state_bytes(setup.dtype) if kind.files == "state" else setup.bytes_each
-            return {method: each * setup.learned / self.storage_bandwidth / setup.layout.num_replicas}
+            return {method: each * setup.learned / self.storage_bandwidth / setup.layout.num_copies}
         if kind.phase == "inspection" or kind.work == "look":
             return {method: self.task_s}
         found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
@@ -405,18 +414,7 @@ class PerfModel:
     @staticmethod
     def _local(setup: Setup) -> float:
         """Parameters of a rank, a frozen base included."""
-        base = setup.parameters / (setup.layout.tp * setup.layout.pp)
-        return base + (0.0 if setup.lora is None else setup.local_learned)
-
-    def _all_reduce(self, num_bytes: Array | float, ranks: int, link: LinkSpec, messages: float) -> Array | float:
-        """Seconds of a ring: every byte crosses 2 (n - 1) / n times (Patarasuk and Yuan, 2009); short messages take a tree's hops.
-
-        Eager all-reduces of at most 64 KB on A100 and H100 take 21 us on 4 and 33-38 us on 8 devices (Vidur's profiles), which is
-        2 log2(n) hops of 5 us.
-        """
-        if ranks == 1:
-            return 0.0
-        return 2 * (ranks - 1) / ranks * num_bytes / self._rate(link) + messages * 2 * math.log2(ranks) * link.latency_s
+        return setup.local + (0.0 if setup.lora is None else setup.local_learned)
 
     def _moved(self, logs: Mapping[str, float]) -> Self:
         """Return a model whose constants are so many e-folds from where they are; shares stay in their range."""

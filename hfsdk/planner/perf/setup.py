@@ -27,6 +27,8 @@ from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.adapter_sizes import Sums, layer_numbers, tp_sums
+from hfsdk.planner.perf.collectives import AllToAllLinks
+from hfsdk.planner.perf.expert_sizes import exchanged_rows
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.perf.traits import HFSDK, EngineTraits
@@ -46,30 +48,39 @@ class Links:
     """Between devices of a node; ``None`` takes ``tp``."""
     far: LinkSpec | None = None
     """Between nodes, one device's part when all of a node's devices receive; ``None`` takes ``pp``."""
+    ep: AllToAllLinks | None = None
+    """Between the replicas that share experts; ``None`` where none do."""
+    cp: LinkSpec | None = None
+    """Between the ranks that share a sequence; ``None`` where none do."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, devices: Sequence[int], layout: Layout) -> Links:
         """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
         places = [(node, i, len(members)) for node, members in enumerate(cluster.node_devices) for i in range(len(members))]
         on = np.array([places[d][0] for d in devices])
-        nodes = on.reshape(layout.pp, layout.num_replicas, layout.tp)
         fullest = int(np.bincount(on).max())
         near, network = cluster.links_of(np.unique(on).tolist())
         halves = on * 2
         if near.bridge:
             halves += np.array([i * 2 // size if size > SLOTS else 0 for _, i, size in (places[d] for d in devices)])
-        links = []
-        for axis in range(3):
-            lines, parts = (np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (nodes, halves.reshape(nodes.shape)))
+
+        def along(shape: tuple[int, ...], axis: int) -> LinkSpec:
+            """Return the slowest link of lines along an axis, one device's part."""
+            lines, parts = (np.moveaxis(x.reshape(shape), axis, -1).reshape(-1, shape[axis]) for x in (on, halves))
             if not (lines != lines[:, :1]).any():
                 crossing = lines[(parts != parts[:, :1]).any(1), 0]
-                links.append(_bridged(near, int(np.bincount(crossing).max())) if len(crossing) else near)
-                continue
-            together = max(1, nodes.shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
-            links.append(_part(network, max(1.0, fullest / together)))
-        pp, dp, tp = links
+                return _bridged(near, int(np.bincount(crossing).max())) if len(crossing) else near
+            together = max(1, shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
+            return _part(network, max(1.0, fullest / together))
+
+        shape = layout.pp, layout.num_copies, layout.tp
         within = _bridged(near, 1) if len(np.unique(halves)) > len(np.unique(on)) else near
-        return cls(tp=tp, pp=pp, dp=dp, near=within, far=_part(network, fullest))
+        across = _part(network, fullest)
+        return cls(
+            tp=along(shape, 2), pp=along(shape, 0), dp=along(shape, 1), near=within, far=across,
+            ep=AllToAllLinks(within, across, _beside(on.reshape(shape), layout.ep)) if layout.ep > 1 else None,
+            cp=along((layout.pp * layout.num_replicas, layout.cp, layout.tp), 1) if layout.cp > 1 else None,
+        )  # fmt: skip
 
     @property
     def within(self) -> LinkSpec:
@@ -85,6 +96,12 @@ class Links:
 @lru_cache(maxsize=256)
 def _part(link: LinkSpec, sharers: float) -> LinkSpec:
     return link if sharers == 1 else replace(link, bandwidth=link.bandwidth / sharers)
+
+
+def _beside(nodes: Array, ep: int) -> int:
+    """Return how many of ``ep`` neighbouring replicas are on one node, at least, of [pp, dp, tp] nodes."""
+    groups = nodes.reshape(nodes.shape[0], -1, ep, nodes.shape[2])
+    return int((groups == groups[:, :, :1]).sum(2).min())
 
 
 @lru_cache(maxsize=256)
@@ -164,6 +181,11 @@ class Setup:
         """Pipeline-parallel size of the generating engine (1 in hfsdk; other engines generate in stages)."""
         return 1 if self.rollout is None else self.rollout.pp
 
+    @property
+    def rollout_ep(self) -> int:
+        """Replicas of the generating engine that share experts."""
+        return self.layout.ep if self.rollout is None else self.rollout.ep
+
     @cached_property
     def generating(self) -> Setup:
         """The model as the generating engine has it: its layout is that of the rollout, nothing is trained.
@@ -171,7 +193,7 @@ class Setup:
         Where rows are generated in groups (``traits.generation_rows``), ``batch_tokens`` is the longest prompt, and a pass of the
         prefill reads a whole group.
         """
-        layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=1)
+        layout = Layout(tp=self.rollout_tp, pp=self.rollout_pp, dp=self.rollout_ep, ep=self.rollout_ep)
         traits = replace(self.traits, gathers_weights=False)
         rows = self.traits.generation_rows
         return replace(
@@ -202,23 +224,84 @@ class Setup:
         return parameters(self.adapters) + (self.spec.hidden_size if self.head == "scalar" else 0)
 
     @cached_property
+    def local(self) -> float:
+        """Weights of a rank, without what lies uneven over stages."""
+        return self._held(self.layout.tp, self.layout.pp, self.layout.ep)
+
+    @cached_property
     def local_learned(self) -> float:
-        """The same on a rank, without what lies uneven over stages."""
+        """What is trained on a rank, without what lies uneven over stages."""
         if self.adapters is None:
-            return self.parameters / (self.layout.tp * self.layout.pp)
+            return self.local
         return self.spec.num_layers / self.layout.pp * layer_numbers(self.adapters, self.layout.tp)
+
+    @property
+    def rollout_local(self) -> float:
+        """Weights of a rank of the generating engine."""
+        return self._held(self.rollout_tp, self.rollout_pp, self.rollout_ep)
+
+    @property
+    def without_ep(self) -> float:
+        """Weights that a rank would have if it had all experts of its tp and pp: what the dp ranks together have of them."""
+        return self._held(self.layout.tp, self.layout.pp, 1)
+
+    def _held(self, tp: int, pp: int, ep: int) -> float:
+        if ep == 1:
+            return self.parameters / tp / pp
+        return (self.parameters - self.spec.routed_parameters * (1 - 1 / ep)) / tp / pp
+
+    @cached_property
+    def stepped(self) -> float:
+        """Weights that a rank updates: all that it trains, or its part where AdamW's state is sharded over dp.
+
+        Experts' state is sharded over the dp / ep ranks that have them, so that ep changes nothing there.
+        """
+        if not (self.distributed or self.traits.gathers_weights):
+            return self.local_learned
+        return (self.local_learned if self.layout.ep == 1 else self.without_ep) / self.layout.num_copies
 
     @cached_property
     def summed_bytes(self) -> float:
         """Bytes that a rank sends to sum gradients over dp: an all-reduce in fp32, or a reduce-scatter where state is sharded."""
-        dp = self.layout.num_replicas
-        return (dp - 1) / dp * self.local_learned * (4 if self.distributed or self.traits.gathers_weights else 8)
+        return self._from_others * (4 if self.distributed or self.traits.gathers_weights else 8)
 
     @cached_property
     def gathered_bytes(self) -> float:
         """Bytes that a rank gets of the weights that others updated; none where weights stay sharded (ZeRO stage 3)."""
-        dp, gathers = self.layout.num_replicas, self.distributed and not self.traits.gathers_weights
-        return (dp - 1) / dp * self.local_learned * self.bytes_each * gathers
+        gathers = self.distributed and not self.traits.gathers_weights
+        return self._from_others * self.bytes_each * gathers
+
+    @cached_property
+    def _from_others(self) -> float:
+        """Of what a rank trains, what others update where all that have it get a part; experts are on dp / ep ranks."""
+        copies = self.layout.num_copies
+        if self.layout.ep == 1:
+            return (copies - 1) / copies * self.local_learned
+        return self.local_learned - self.without_ep / copies
+
+    @cached_property
+    def passed_bytes(self) -> float:
+        """Bytes of keys and values of a token and layer that a rank passes on to the others that share its sequences.
+
+        Heads are cut by tp; the other ranks' keys and values pass by in turn (ring attention, arXiv 2310.01889).
+        """
+        if self.layout.cp == 1:
+            return 0.0
+        heads = self.spec.num_kv_heads if self.spec.latent is None else self.spec.num_heads  # made anew of what MLA compresses
+        width = 2 * heads * self.spec.head_dim / min(self.layout.tp, heads)
+        return (self.layout.cp - 1) * width * self.bytes_each
+
+    @cached_property
+    def exchanged_bytes(self) -> tuple[float, float]:
+        """Bytes of a token and layer that a rank sends to where experts are, one way: inside its node, and to others.
+
+        Each tp rank sends its part.
+        """
+        if self.links.ep is None:
+            return 0.0, 0.0
+        near, far = exchanged_rows(self.spec, self.layout.ep, self.links.ep.beside, self.traits.sends_once)
+        each = self.bytes_each / self.layout.tp
+        return near * each, far * each
 
     @cached_property
     def adapter_products(self) -> float:
@@ -302,14 +385,24 @@ def active_parameters(spec: ModelSpec) -> int:
     return spec.num_active_parameters()
 
 
-def reshard_bytes(spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1) -> float:
+def reshard_bytes(
+    spec: ModelSpec, train: Layout, rollout_tp: int, dtype: str = "bf16", rollout_pp: int = 1, rollout_ep: int = 1
+) -> float:
     """Return the bytes the fullest rank receives in a weight transition, in closed form.
 
     A rank needs M / (tp_g pp_g). Where tp_g divides tp it holds M / (pp tp) of that, which with pp_g = 1 gives table 2 of
     HybridFlow: (tp pp - tp_g) / (tp_g tp pp) M; with tp = 1 it holds M / (pp tp_g). Otherwise shards do not nest and some rank
     holds nothing of what it needs. ``ReshardPlan`` counts the rest: whole tensors (norms, the embedding) that lie uneven over pp.
+    Experts are cut by ep as well, of which the same holds: of M_e / (tp_g pp_g ep_g) a rank holds what both divisions leave it,
+    if replicas are numbered so that these nest.
     """
-    model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
     nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
-    held = model_bytes / (max(train.pp, rollout_pp) * max(train.tp, rollout_tp)) if nests else 0.0
-    return model_bytes / (rollout_tp * rollout_pp) - held
+    needed, kept = rollout_tp * rollout_pp, max(train.pp, rollout_pp) * max(train.tp, rollout_tp)
+    if train.ep == rollout_ep == 1:
+        model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
+        return model_bytes / needed - (model_bytes / kept if nests else 0.0)
+    experts = spec.routed_parameters * DTYPE_BYTES[dtype]
+    others = parameters(spec) * DTYPE_BYTES[dtype] - experts
+    few, many = sorted((train.ep, rollout_ep))
+    held = (others + (0 if many % few else experts / many)) / kept if nests else 0.0
+    return (others + experts / rollout_ep) / needed - held

@@ -32,6 +32,8 @@ class EngineTraits:
     """Whether weights are sharded over dp and gathered for every pass (ZeRO stage 3, arXiv 1910.02054)."""
     overlaps_weights: bool = True
     """Whether the next layer's weights are gathered while this one computes, where they are."""
+    sends_once: bool = False
+    """Whether a token that several experts of a rank, or of another node, want is sent there once (DeepEP), not once for each."""
     generation_rows: int = 0
     """Rows of one generation micro-batch; 0 decodes all rows that have a slot together."""
     handover: float = 1.0

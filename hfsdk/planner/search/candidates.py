@@ -44,15 +44,15 @@ from hfsdk.planner.perf.setup import parameters
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
-from hfsdk.planner.search.pools import Kind, kinds_of, pack
+from hfsdk.planner.search.pools import Kind, crossings, kinds_of, pack
 from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
 
 EMPTY = np.zeros(0, dtype=np.int64)
 RankRows = tuple[Array, Array, LengthSums]
 """Prompt and response lengths of a rank's rows, and both together, summed once for all layouts."""
 NOTHING: list[RankRows] = [(EMPTY, EMPTY, LengthSums.of(EMPTY))]
-MOST_AXIS = 100_000
-"""Above any axis of a layout."""
+AXES = 50_000 ** np.arange(3, -1, -1)
+"""Four sizes below that (of axes, dp aside) are one number of 64 bits."""
 MOST_SETUPS = 50_000
 """Setups that are remembered; a search over 4,096 devices makes about 10,000."""
 NamedSeconds = list[tuple[str, float]]
@@ -92,8 +92,8 @@ class Candidates:
     @cached_property
     def shapes(self) -> Array:
         """How each cuts a base, as a number, [candidate]; equal ones have the same shard on every device of a pool."""
-        cuts = [base_shape(x["train"], x.get("rollout")) if "train" in x else (0, 0, 0) for x in self.layouts]
-        return np.array([(tp * MOST_AXIS + pp) * MOST_AXIS + permuted for tp, pp, permuted in cuts], dtype=np.int64)
+        cuts = [base_shape(x["train"], x.get("rollout")) if "train" in x else (0, 0, 0, 0) for x in self.layouts]
+        return np.asarray(np.array(cuts, dtype=np.int64).reshape(-1, 4) @ AXES)
 
     def take(self, keep: Array) -> Candidates:
         """Return those with these numbers."""
@@ -101,6 +101,18 @@ class Candidates:
             layouts=tuple(self.layouts[i] for i in keep), seconds=self.seconds[keep], resident=self.resident[keep],
             base=self.base[keep], working=self.working[keep],
         )  # fmt: skip
+
+
+class Cut(NamedTuple):
+    """How the weights of a rollout are cut; tp is 0 where there is none."""
+
+    tp: int
+    ep: int
+
+    @classmethod
+    def of(cls, rollout: Layout | None) -> Cut:
+        """Return that of a layout."""
+        return cls(0, 1) if rollout is None else cls(rollout.tp, rollout.ep)
 
 
 class Where(NamedTuple):
@@ -125,6 +137,8 @@ class Known:
     """What a cluster's layouts are whatever a step does: setups, links, bytes. Searches share it, and find the same without it."""
 
     kinds: tuple[Kind, ...]
+    bridged: frozenset[Kind]
+    """Kinds whose nodes have a bridge between two halves, which each layout crosses in its own way."""
     numbers: Iterator[int] = field(default_factory=count)
     likes: dict[RoleSpec, int] = field(default_factory=dict)
     """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
@@ -137,7 +151,9 @@ class Known:
 
 @lru_cache(maxsize=4)
 def _known(cluster: ClusterSpec) -> Known:
-    return Known(kinds=kinds_of(cluster))
+    kinds = kinds_of(cluster)
+    near = {kind: cluster.links_of([cluster.node_of(node[0]) for node in kind.nodes])[0] for kind in kinds}
+    return Known(kinds=kinds, bridged=frozenset(kind for kind in kinds if near[kind].bridge))
 
 
 def known_of(cluster: ClusterSpec) -> Known:
@@ -211,11 +227,13 @@ class Tables:
         if key not in self.known.fitting:
             rows: list[tuple[LayoutsOf, int, int, int]] = []
             most = room(kind)
-            layers = layer_bytes(role) if role.train is not None else 0.0
+            layers: dict[int, float] = {}
             for layouts in self.layouts(item, kind, size):
                 train = layouts.get("train")
-                if train is not None and layers > most * train.tp * train.pp:
-                    continue  # said at once what the memory model says of most layouts of a large model
+                if train is not None:
+                    layers[train.ep] = layers.get(train.ep) or layer_bytes(role, train.ep)
+                    if layers[train.ep] > most * train.tp * train.pp:
+                        continue  # said at once what the memory model says of most layouts of a large model
                 held = self.bytes_of(item, layouts, kind, size)
                 if held.total <= most:
                     rows.append((layouts, held.resident, held.base, held.working))
@@ -242,10 +260,10 @@ class Tables:
         role, least = item.role, (least or self.least) and not kind.on_cpu
         train, rollout = layouts.get("train"), layouts.get("rollout")
         sharded = role.optimizer is not None and role.optimizer.distributed
-        shape = (train.tp, train.pp, train.dp if sharded else 0) if train else (0, 0, 0)
-        key = self._like(item), shape, rollout.tp if rollout else 0, kind.on_cpu, least
+        shape = (train.tp, train.pp, train.ep, train.num_copies if sharded else 0) if train else (0, 0, 0, 0)
+        key = self._like(item), shape, (cut := Cut.of(rollout)), kind.on_cpu, least
         if key not in self.known.bytes:
-            role = self._generating(item, rollout.tp if rollout else 0, least)
+            role = self._generating(item, cut, least)
             self.known.bytes[key] = role_bytes(role if train is None else replace(role, train=train), size, on_cpu=kind.on_cpu)
         return self.known.bytes[key]
 
@@ -308,7 +326,7 @@ class Tables:
         size = DTYPE_BYTES[role.dtype]
         count = parameters(role.learned)
         if rollout is not None and role.lora is None:
-            count = rollout_parameters(role.model, rollout.tp)
+            count = rollout_parameters(role.model, rollout.tp, rollout.ep)
         elif rollout is not None and role.lora is not None:
             count = rollout_numbers(AdapterSpec.of(role.model, role.lora), rollout.tp)
         return link.latency_s + size * count / link.bandwidth
@@ -316,10 +334,10 @@ class Tables:
     def _generation(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> NamedSeconds:
         """Moving stale weights does not depend on the rows; generating depends on the trainer's layout by the cache it leaves."""
         assert job.call is not None
-        tp = layouts["rollout"].tp
-        where, parts = self._where(item, layouts, kind, size, rollout=True), size // tp
+        cut = Cut.of(layouts["rollout"])
+        where, parts = self._where(item, layouts, kind, size, rollout=True), size // cut.tp
         rows = self._slowest(job.call, parts)
-        key = self._like(item), kind, size, tp, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
+        key = self._like(item), kind, size, cut, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
         if key not in self._costs:
             self._costs[key] = self._priced(job.method, where, rows, (job.call.id, parts))
         moved: NamedSeconds = []
@@ -360,15 +378,15 @@ class Tables:
 
     def _where(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, rollout: bool = False) -> Where:
         train = layouts.get("train") or Layout(dp=size)
-        tp = layouts["rollout"].tp if rollout else 0
-        alone = self.alone and tp > 0 and waits(item.role)  # of the others every table has the same
-        key = self._like(item), kind, size, train.tp, train.pp, tp, alone
+        cut = Cut.of(layouts["rollout"] if rollout else None)
+        alone = self.alone and cut.tp > 0 and waits(item.role)  # of the others every table has the same
+        key = self._like(item), kind, size, train.tp, train.pp, train.ep, train.cp, cut, alone
         if key not in self.known.setups:
-            self.known.setups[key] = self._setup(item, layouts, train, tp, kind, size)
+            self.known.setups[key] = self._setup(item, layouts, train, cut, kind, size)
         return Where(key, self.known.setups[key])
 
-    def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, rollout_tp: int, kind: Kind, size: int) -> Setup:
-        least = (self._like(item), kind, rollout_tp)
+    def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, cut: Cut, kind: Kind, size: int) -> Setup:
+        rollout_tp, least = cut.tp, (self._like(item), kind, cut.tp)
         if least not in self.known.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
@@ -380,10 +398,10 @@ class Tables:
             self.known.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
-            changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp)
+            changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp, ep=cut.ep)
             changes["rollout_links"] = self.links(changes["rollout"], kind, size)
             if waits(item.role) and not kind.on_cpu:
-                role = self._generating(item, rollout_tp, least=False)
+                role = self._generating(item, cut, least=False)
                 assert role.model is not None
                 options = role.rollout_options
                 if self.alone:
@@ -392,11 +410,11 @@ class Tables:
                 changes["kv_cache_bytes"] = cache_bytes(role.model, options, rollout_tp, role.dtype, on_cpu=False)
         return replace(self.known.setups[least], **changes)
 
-    def _generating(self, item: Item, tp: int, least: bool) -> RoleSpec:
-        """Return an item's role with a rollout of this tp, all that its bytes depend on; ``least``: with the smallest cache."""
-        key = self._like(item), tp, least
+    def _generating(self, item: Item, cut: Cut, least: bool) -> RoleSpec:
+        """Return an item's role with a rollout so cut, all that its bytes depend on; ``least``: with the smallest cache."""
+        key = self._like(item), cut, least
         if key not in self.known.roles:
-            role = replace(item.role, rollout=Layout(tp=tp, dp=1) if tp else None)
+            role = replace(item.role, rollout=Layout(tp=cut.tp, ep=cut.ep, dp=cut.ep) if cut.tp else None)
             self.known.roles[key] = with_least(role) if least else role
         return self.known.roles[key]
 
@@ -404,8 +422,9 @@ class Tables:
         return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:
-        """Return ``Links.of`` a layout on a pool of this size; pools whose axes cross nodes alike share the answer."""
-        key = kind, _crossings(layout, kind.node_size, size) if not kind.whole else layout
+        """Return ``Links.of`` a layout on a pool of this size; those of tp, pp and dp that cross nodes alike share the answer."""
+        plain = layout.ep == layout.cp == 1 and not kind.whole and kind not in self.known.bridged
+        key = kind, crossings(layout, kind.node_size, size) if plain else layout
         if key not in self.known.links:
             home = kind.devices if kind.whole else (pack(kind, [size]) or [()])[0]
             self.known.links[key] = Links.of(self.cluster, home, layout)
@@ -415,21 +434,6 @@ class Tables:
         if item not in self._items:
             self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
         return self._items[item]
-
-
-def _crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
-    """Return which axes of a layout on whole nodes cross nodes, and how many ranks of a line along each share a node."""
-    if size <= node_size:
-        return (size,)
-    block = layout.tp * layout.num_replicas
-    crossings: list[object] = [node_size]
-    for stride, length in ((1, layout.tp), (layout.tp, layout.num_replicas), (block, layout.pp)):
-        span = stride * length
-        crosses = length > 1 and (node_size % span != 0)
-        nodes = (span - stride) // node_size + 1 if stride <= node_size else length
-        crossings.append(length // nodes if crosses else 0)
-        crossings.append(crosses)
-    return tuple(crossings)
 
 
 def _undominated(candidates: Candidates, shares: bool) -> Array:

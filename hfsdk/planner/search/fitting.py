@@ -22,13 +22,18 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
     return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
 
 
-def layer_bytes(role: RoleSpec) -> float:
-    """Bytes of the layers' weights, and of the gradients of those that are trained: what a role holds at least, over all ranks."""
+def layer_bytes(role: RoleSpec, ep: int = 1) -> float:
+    """Bytes of the layers' weights, and of the gradients of those that are trained: what tp x pp ranks hold at least.
+
+    Experts count as those that one of ``ep`` replicas has.
+    """
     spec = role.model
     assert spec is not None
     if role.offload:
         return 0.0
     layers = parameters(spec) - 2 * spec.vocab_size * spec.hidden_size
+    if ep > 1:
+        layers -= spec.routed_parameters * (ep - 1) // ep
     return layers * (DTYPE_BYTES[role.dtype] + 4 * (role.trainable and role.lora is None))
 
 
@@ -45,7 +50,8 @@ def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
     assert role.rollout is not None
     if "rollout" not in role.auto:
         return _declared(role.rollout, size)
-    return [Layout(tp=tp, dp=size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
+    sizes = [(tp, size // tp) for tp in _fitting_tp(role.model, kind.node_size, size)]
+    return [Layout(tp=tp, dp=dp, ep=ep) for tp, dp in sizes for ep in _fitting_ep(role.model, dp)]
 
 
 def _declared(layout: Layout, size: int) -> Sequence[Layout]:
@@ -58,11 +64,18 @@ def _declared(layout: Layout, size: int) -> Sequence[Layout]:
 @lru_cache(maxsize=1024)
 def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
     return [
-        Layout(tp=tp, pp=pp, dp=size // tp // pp)
+        Layout(tp=tp, pp=pp, dp=size // tp // pp, ep=ep)
         for tp in _fitting_tp(spec, node_size, size)
         for pp in range(1, min(spec.num_layers, size // tp) + 1)
         if spec.num_layers % pp == 0 and size // tp % pp == 0
+        for ep in _fitting_ep(spec, size // tp // pp)
     ]
+
+
+@lru_cache(maxsize=1024)
+def _fitting_ep(spec: ModelSpec, dp: int) -> Sequence[int]:
+    """Ep that divides dp and the experts; 1 of a dense model."""
+    return [1] if spec.experts is None else [ep for ep in range(1, dp + 1) if dp % ep == 0 and spec.experts.count % ep == 0]
 
 
 @lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
+from hfsdk.core.layout import Layout
 from hfsdk.core.table import Array
 
 
@@ -110,3 +111,18 @@ def pack_parts(kind: Kind, host: Sequence[int], sizes: Sequence[int]) -> list[tu
     if len(nodes) == 1 and len(nodes[0]) < kind.node_size:  # a part of a node: sizes divide each other
         return pack(replace(kind, node_size=len(nodes[0]), nodes=nodes, whole=False), sizes)
     return pack(replace(kind, nodes=nodes, whole=False), sizes)
+
+
+def crossings(layout: Layout, node_size: int, size: int) -> tuple[object, ...]:
+    """Return which axes of a layout on whole nodes cross nodes, and how many ranks of a line along each share a node."""
+    if size <= node_size:
+        return (size,)
+    block = layout.tp * layout.num_replicas
+    crossings: list[object] = [node_size]
+    for stride, length in ((1, layout.tp), (layout.tp, layout.num_replicas), (block, layout.pp)):
+        span = stride * length
+        crosses = length > 1 and (node_size % span != 0)
+        nodes = (span - stride) // node_size + 1 if stride <= node_size else length
+        crossings.append(length // nodes if crosses else 0)
+        crossings.append(crosses)
+    return tuple(crossings)

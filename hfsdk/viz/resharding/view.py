@@ -231,7 +231,7 @@ def _of_any_layer(tensor: str) -> str:
 
 
 def _at(at: Coordinates | None) -> str:
-    return "" if at is None else f"tp{at.tp} pp{at.pp} dp{at.dp}"
+    return "" if at is None else str(at)
 
 
 def _buckets(plan: ReshardPlan) -> tuple[list[int], list[str]]:

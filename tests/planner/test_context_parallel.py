@@ -1,0 +1,175 @@
+"""Ranks that share each sequence (cp): who stands where, what they hold, how long they take, who refuses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hfsdk as hf
+from hfsdk.core.cluster import LinkSpec
+from hfsdk.core.protocol import DP, PP_ONLY, THREE_D
+from hfsdk.core.roles import AdamW, RoleSpec
+from hfsdk.core.spec import PRESETS
+from hfsdk.engine.calls.host_memory import kept_bytes
+from hfsdk.planner.perf.memory import role_bytes
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.session.declare import Backend, model_role
+
+SPEC = PRESETS["llama3-8b"]
+CLUSTER = hf.ClusterSpec.parse("4x8 H100")
+MODEL = PerfModel(agree_s=0.0, launch_s=0.0)
+FREE = LinkSpec(name="free", bandwidth=1e18, latency_s=0.0)
+
+
+def role(layout: str, **changes) -> RoleSpec:
+    return RoleSpec(
+        name="actor", kind="actor", model=SPEC, dtype="bf16", train=hf.Layout.parse(layout), rollout=hf.Layout(tp=4),
+        **{"optimizer": AdamW(distributed=True), "micro_batch_tokens": 8192, **changes},
+    )  # fmt: skip
+
+
+def setup(layout: str, **changes) -> Setup:
+    return Setup.of(role(layout, **changes), CLUSTER, range(hf.Layout.parse(layout).size))
+
+
+def unlinked(made: Setup) -> Setup:
+    return replace(made, links=replace(made.links, cp=FREE))
+
+
+# -- who stands where
+
+
+def test_ranks_of_a_sequence_stand_between_tp_and_dp():
+    layout = hf.Layout.parse("tp2 pp2 cp2").fill(16)
+    assert str(layout) == "tp2 pp2 dp2 cp2"
+    assert hf.Layout.parse(str(layout)) == layout
+    places = [layout.coordinates(rank) for rank in range(16)]
+    assert [(at.tp, at.cp, at.dp, at.pp) for at in places[:8]] == [
+        (0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0), (0, 0, 1, 0), (1, 0, 1, 0), (0, 1, 1, 0), (1, 1, 1, 0)
+    ]  # fmt: skip
+    assert [layout.rank(tp=at.tp, pp=at.pp, dp=at.dp, cp=at.cp) for at in places] == list(range(16))
+    mesh = layout.mesh()
+    assert mesh.groups("tp")[1] == [2, 3]
+    assert mesh.groups("dp")[0] == [0, 2, 4, 6], "gradients are summed over all that have the same weights"
+    assert mesh.groups("pp")[0] == [0, 8]
+
+
+def test_samples_are_split_over_dp_and_come_back_once():
+    mesh = hf.Layout.parse("tp2 pp1 dp2 cp2").mesh()
+    rows = THREE_D.scatter(12, mesh)
+    assert [list(one) for one in rows[:4]] == [list(rows[0])] * 4
+    assert sorted(row for rank in THREE_D.collectors(mesh) for row in rows[rank]) == list(range(12))
+    assert PP_ONLY.collectors(mesh) == (0,)
+    assert len(DP.collectors(mesh)) == 8
+
+
+def test_weights_go_to_the_rollout_as_from_copies():
+    """Ranks that share a sequence have the same weights, so the plan is that of so many replicas."""
+    shared = ReshardPlan.between(PRESETS["llama3-1b"], "tp2 dp2 cp2", "tp4 dp2")
+    assert shared.volumes() == ReshardPlan.between(PRESETS["llama3-1b"], "tp2 dp4", "tp4 dp2").volumes()
+
+
+# -- what they hold
+
+
+def test_state_is_sharded_over_all_copies():
+    shared, apart = (role_bytes(role(layout), 16) for layout in ("tp2 dp2 cp4", "tp2 dp8"))
+    assert shared == apart
+    made, other = setup("tp2 dp2 cp4"), setup("tp2 dp8")
+    assert (made.summed_bytes, made.gathered_bytes, made.stepped) == (other.summed_bytes, other.gathered_bytes, other.stepped)
+    kept = sum(kept_bytes(role("tp2 dp2 cp4"), rank, trained=True) for rank in range(16))
+    assert kept == sum(kept_bytes(role("tp2 dp8"), rank, trained=True) for rank in range(16))
+
+
+# -- how long they take
+
+
+@pytest.mark.parametrize("method", ["update", "compute_log_probs"])
+def test_a_rank_computes_its_part_of_each_row(method):
+    """Over links that cost nothing: as replicas with as many rows, each of them whole."""
+    made = unlinked(setup("tp2 dp2 cp4"))
+    long = np.full(4, 32_000)
+    shared = MODEL.seconds(method, made, long, long * 0)
+    apart = MODEL.seconds(method, setup("tp2 dp8"), long[:1], long[:1] * 0)
+    assert shared == pytest.approx(apart, rel=1e-9)
+
+
+def test_few_long_rows_are_faster_where_they_are_shared():
+    """Four rows of 32,000 on 32 devices: 12 of 16 replicas would have none."""
+    found = []
+    for cp in (1, 4):
+        rows = np.full(max(1, 4 * cp // 16), 32_000)  # of the fullest of 16 / cp replicas
+        found.append(MODEL.seconds("update", setup(f"tp2 dp{16 // cp} cp{cp}"), rows, rows * 0))
+    assert found[1] < 0.4 * found[0]
+
+
+def test_keys_and_values_that_pass_by_are_counted():
+    """2 kv heads' width of each token, forward once, backward twice; attention hides none of it on a slow link."""
+    made = setup("tp2 dp1 cp4")
+    slow = replace(made, links=replace(made.links, cp=replace(FREE, bandwidth=1e6)))
+    tokens, width = 4000, 2 * SPEC.num_kv_heads * SPEC.head_dim / 2
+    passed = tokens / 4 * 3 * width * 2 * SPEC.num_layers / (1e6 * MODEL.link_efficiency)
+    rows = np.full(1, tokens)
+    assert MODEL.forward(slow, rows) == pytest.approx(passed, rel=0.01)
+    forward, backward = MODEL.train(slow, rows)
+    assert backward == pytest.approx(2 * forward, rel=0.01)
+
+
+def test_attention_hides_what_passes_by_of_long_rows_and_not_of_short_ones():
+    made = setup("tp1 dp1 cp8")
+    link = replace(FREE, bandwidth=50e9)
+    shown = []
+    for length in (1_000, 200_000):
+        free, real = (MODEL.forward(replace(made, links=replace(made.links, cp=one)), np.full(8, length)) for one in (FREE, link))
+        shown.append((real - free) / free)
+    assert shown[0] > 0.05
+    assert shown[1] == 0
+
+
+def test_a_slower_link_never_helps_and_more_rows_never_take_less():
+    made, rows, by_link = setup("tp2 dp1 cp4"), np.full(8, 900), []
+    for bandwidth in (1e12, 1e10, 1e8):
+        slower = replace(made, links=replace(made.links, cp=replace(FREE, bandwidth=bandwidth)))
+        by_link.append(MODEL.seconds("update", slower, rows, rows))
+    assert by_link == sorted(by_link)
+    by_rows = [MODEL.seconds("update", made, np.full(n, 900), np.full(n, 99)) for n in (1, 2, 3, 8, 64)]
+    assert by_rows == sorted(by_rows)
+
+
+def test_sequences_across_nodes_take_the_network():
+    found = {cp: Links.of(CLUSTER, range(32), hf.Layout(tp=4, dp=8 // cp, cp=cp)).cp for cp in (1, 2, 4)}
+    assert found[1] is None
+    assert found[2] == CLUSTER.intra_node
+    assert found[4].bandwidth == pytest.approx(CLUSTER.inter_node.bandwidth / 4), "four tp ranks, each with a ring of its own"
+
+
+# -- sessions
+
+
+def test_a_simulated_session_takes_a_step_as_it_was_planned():
+    session = hf.Session.simulated("2x8 H100")
+    trained = {"dtype": "bf16", "optimizer": AdamW(distributed=True), "recompute": "full", "micro_batch_tokens": 16384}
+    actor = session.actor(
+        "llama3-8b", train="tp2 cp4", rollout="tp2", rollout_options=hf.RolloutOptions(max_model_len=8192), **trained
+    )
+    session.reference(actor, layout="tp4 cp2")
+    session.reward(lambda completions: [0.0] * len(completions))
+    workload = hf.Workload(prompts=4, prompt_tokens=1024, response_tokens=7_000)
+    plan = session.plan(hf.GRPO(n=2), workload)
+    assert plan.layouts["actor"]["train"] == hf.Layout.parse("tp2 pp1 dp2 cp4")
+    session.place(plan)
+    prompts = session.batch(prompt=[np.zeros(1024, dtype=np.int32)] * 4)
+    hf.GRPO(n=2, max_new_tokens=7_000).step(session.models, prompts).actor.wait()
+    assert session.trace.snapshot().duration_s == pytest.approx(plan.seconds, rel=0.02)
+    assert "cp4" in str(session.placement)
+
+
+def test_engines_refuse_what_they_do_not_do():
+    with pytest.raises(hf.LayoutError, match="has cp=2, which is planned and simulated; the trainer does not share sequences"):
+        model_role(RoleSpec(name="actor", kind="actor"), "tiny", "cp2", None, Backend(hf.ClusterSpec.parse("1x2 cpu"), False))
+    session = hf.Session.simulated("1x8 H100")
+    with pytest.raises(hf.LayoutError, match="has cp=2; the generating engine runs tp and dp only"):
+        session.actor("llama3-8b", rollout="tp2 cp2")
