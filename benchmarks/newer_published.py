@@ -84,32 +84,37 @@ def _links(device: DeviceSpec, gpus: int, layout: Layout) -> Links:
 
 
 def pretraining() -> Iterator[Case]:
-    """Training steps with FSDP in bf16: MPT by llm-foundry, Llama 3.1 by torchtitan."""
+    """Training steps with FSDP in bf16: MPT by llm-foundry, Llama 3.1 by torchtitan (also with tp), with cp by NeMo-Automodel.
+
+    Left out: tp that runs beside its products ("async TP"), and Megatron-LM's GPT of 7B, measured in its deterministic mode.
+    """
     for row in newer_rows():
         found, device = _TRAINED.search(row["notes"]), GPUS.get(row["gpu_type"])
         system = row["system"].split()[0]
-        if row["metric"] != "train_step_time" or system not in ("llm-foundry", "torchtitan") or not found or not device:
+        if row["metric"] != "train_step_time" or row["algorithm"] != "pretrain" or not found or not device:
             continue
         tp, pp, dp, cp, _, _, micro = map(int, found.groups()[1:8])
         shape = re.search(r"\((\d+)L d(\d+) (\d+) heads\)", row["notes"])
         spec = gpt(found[1], *map(int, shape.groups()), 50368) if shape else MODELS.get(found[1])
-        if found[9] != "BF16" or spec is None or cp > 1 or tp * pp > 1 or "PURE" in row["notes"]:
+        if found[9] != "BF16" or spec is None or pp > 1 or "PURE" in row["notes"] or "async TP" in row["notes"]:
+            continue
+        if system not in ("llm-foundry", "torchtitan", "NeMo-Automodel"):
             continue
         length, gpus = int(row["response_len"]), int(row["gpus"])
-        layout = Layout(dp=dp)
-        full = "full recompute on" in row["notes"]
+        layout = Layout(tp=tp, dp=dp, cp=cp)
+        full = re.search("full recompute on|full checkpointing", row["notes"]) or "activation_checkpointing true" in row["notes"]
         flash_2 = device.name.startswith("H100") and system == "llm-foundry"  # its tables are of October 2023
-        traits = EngineTraits(gathers_weights=True, sequence_parallel=False, attention=0.6 if flash_2 else 1.0,
-                              fused=system == "torchtitan" and "no compile" not in row["notes"])  # fmt: skip
+        traits = EngineTraits(gathers_weights=True, sequence_parallel=tp > 1, attention=0.6 if flash_2 else 1.0,
+                              fused=system != "llm-foundry" and "no compile" not in row["notes"])  # fmt: skip
         made = Setup(
             spec=replace(spec, max_positions=max(length, spec.max_positions)), layout=layout, device=device,
-            links=_links(device, gpus, layout), micro_batch_tokens=micro * length,
+            links=_links(device, gpus, layout), micro_batch_tokens=micro * length // cp,
             recompute="full" if full else "selective" if "selective" in row["notes"] else "", distributed=True, traits=traits,
         )  # fmt: skip
         yield Case(
             f"{system}, {row['gpu_type'][:4]}", "train", float(row["value"]), on_test_side(row),
             f"{row['system']} {spec.name} {gpus} {row['gpu_type']} {length} tokens x {row['global_batch']}, micro {micro}",
-            f"{spec.name} {row['gpu_type']}", f"dp{dp}", step_of(made, int(row["global_batch"]) // dp, length),
+            f"{spec.name} {row['gpu_type']}", str(layout), step_of(made, int(row["global_batch"]) // dp, length),
         )  # fmt: skip
 
 

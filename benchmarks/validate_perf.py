@@ -45,7 +45,7 @@ FITTED = {
     "ReaL-Heuristic": ("train_efficiency", "forward_efficiency", "launch_s", "link_efficiency"),
 }
 """Constants that one calibration refits, by system; others have nothing on the other side of the split, and mixtures of experts
-("TensorRT-LLM MoE", "SGLang MoE") are left to the presets."""
+(MoE in their groups) are left to the presets."""
 NOISE = 0.1
 """Standard deviation of a measured logarithm: what runs of the same configuration differ by."""
 PRIOR = 1.0

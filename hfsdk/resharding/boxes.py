@@ -103,6 +103,11 @@ def _whole(tensor: str, shape: Offsets, local: str) -> Box:
     return Box(tensor, zeros, shape, local, zeros)
 
 
+def has_boxes(spec: ModelSpec) -> bool:
+    """Whether a model's shards are known box by box; of mixtures of experts and latent attention only their sizes are."""
+    return spec.experts is None and spec.latent is None
+
+
 def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int = 0) -> list[Box]:
     """Return the boxes a Megatron rank holds (local layer specs; names as ``GPTModel.named_parameters`` gives them).
 

@@ -295,6 +295,23 @@ def test_layouts_with_shared_experts_are_declared_by_hand():
     assert "ep8" in str(session.placement)
 
 
+def test_a_simulated_mixture_is_kept_as_any_model_is(tmp_path):
+    session = hf.Session.simulated("2x8 H100")
+    actor = session.actor("qwen3-30b-a3b", train="tp2 ep8", rollout="ep8", dtype="bf16", optimizer=AdamW(distributed=True))
+    session.reference(actor, layout="ep16")
+    session.reward(lambda completions: [0.0] * len(completions))
+    session.place("colocate")
+    prompts = session.batch(prompt=[np.zeros(16, dtype=np.int32)] * 16)
+    hf.RLOO(n=2, max_new_tokens=8).step(session.models, prompts).actor.wait()
+    kept = session.snapshot("before")
+    assert kept.num_bytes == pytest.approx(14 * actor.spec.num_parameters(), rel=1e-3)
+    session.save(tmp_path / "saved")
+    hf.RLOO(n=2, max_new_tokens=8).step(session.models, prompts).actor.wait()
+    session.rewind(kept)
+    assert actor.version == 1
+    assert actor.save_pretrained(tmp_path / "weights")
+
+
 def test_plans_of_shards_and_adapters_refuse_what_they_do_not_know():
     spec = PRESETS["qwen3-30b-a3b"]
     with pytest.raises(UnsupportedModelError, match="mixture of experts"):

@@ -21,7 +21,7 @@ from pathlib import Path
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.engine.calls.dispatch import mesh_of
-from hfsdk.resharding.boxes import megatron_boxes
+from hfsdk.resharding.boxes import has_boxes, megatron_boxes
 
 NOTICE_SHARE = 0.5
 """A copy that takes more than this part of a node's free memory is told of."""
@@ -47,12 +47,15 @@ class HostRoom:
 def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
     """Return the bytes of a rank's share: of weights, their fp32 masters where they are not fp32, and the moments after a step.
 
-    Over the ranks that differ in dp alone they sum up to one copy.
+    Over the ranks that differ in dp alone they sum up to one copy; a mixture of experts is said to lie even over all ranks.
     """
     assert role.learned is not None
     mesh = mesh_of(role)
     at, num_ranks = mesh.coordinates(rank), mesh.layout.num_copies
-    numbers = sum(box.numel for box in megatron_boxes(role.learned, mesh.layout, at.tp, at.pp))
+    if has_boxes(role.learned):
+        numbers = sum(box.numel for box in megatron_boxes(role.learned, mesh.layout, at.tp, at.pp))
+    else:
+        numbers = role.learned.num_parameters() // (mesh.layout.tp * mesh.layout.pp)
     whole = numbers * state_bytes(role.dtype, trained)
     number = at.dp * mesh.layout.cp + at.cp
     return whole * (number + 1) // num_ranks - whole * number // num_ranks

@@ -12,6 +12,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Bundle
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.calls.dispatch import mesh_of
+from hfsdk.resharding.boxes import has_boxes
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 
@@ -37,7 +38,7 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
     """
     _, near, far = LINKS
     assert trained.learned is not None
-    if shadow.rollout is None or not _is_planned(trained.learned):
+    if shadow.rollout is None or not has_boxes(trained.learned):
         size, ranks = _needed_bytes(trained.learned, trained.dtype, shadow.rollout), mesh_of(shadow).ranks
         crosses = [any(node != shadow.nodes[rank] for node in trained.nodes) if shadow.nodes else False for rank in ranks]
         return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
@@ -62,7 +63,7 @@ def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bu
         everyone = tuple(mesh_of(shadow).ranks)
         sent[0].append(Bundle(0, everyone, content, trained.learned.num_bytes(trained.dtype)))
         return tuple(sent)
-    if not _is_planned(trained.learned):
+    if not has_boxes(trained.learned):
         size = _needed_bytes(trained.learned, trained.dtype, shadow.rollout)
         for rank in mesh_of(shadow).ranks:
             sent[rank % len(sent)].append(Bundle(rank % len(sent), (rank,), content, size))
@@ -72,11 +73,6 @@ def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bu
     for source, target in np.argwhere(plan.matrix[:first, first:]).tolist():
         sent[source].append(Bundle(source, (target,), content, int(plan.matrix[source, first + target])))
     return tuple(sent)
-
-
-def _is_planned(model: ModelSpec) -> bool:
-    """Whether a ``ReshardPlan`` counts a model's weights; mixtures of experts are simulated alone."""
-    return model.experts is None and model.latent is None
 
 
 @lru_cache(maxsize=64)
