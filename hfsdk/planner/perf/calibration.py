@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FITTED = (
-    "train_efficiency", "forward_efficiency", "weight_efficiency", "optimizer_bytes", "launch_s", "agree_s", "step_s",
-    "link_efficiency", "dispatch_s", "task_s",
+    "train_efficiency", "forward_efficiency", "weight_efficiency", "copy_efficiency", "optimizer_bytes", "launch_s", "agree_s",
+    "step_s", "link_efficiency", "dispatch_s", "task_s",
 )  # fmt: skip
 """The constants of ``PerfModel`` that a measured run may change: those of which it says most."""
 MOST_FITTED = 8

@@ -43,7 +43,7 @@ from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
 __all__ = ["LengthSums", "Links", "PerfModel", "Setup", "reshard_bytes"]
 
-SHARES = ("train_efficiency", "forward_efficiency", "attention_efficiency", "weight_efficiency", "kv_efficiency", "link_efficiency")
+SHARES = tuple(f"{what}_efficiency" for what in ("train", "forward", "attention", "weight", "kv", "copy", "link"))
 """Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
 
 MOST_SHARE = 10.0
@@ -96,6 +96,8 @@ class PerfModel:
     with tp8 on A100, at 0.77 and 0.52 on H100."""
     kv_efficiency: Efficiency = 0.75
     """Share of memory bandwidth at which decode reads keys and values (FlashDecoding's kernels: 0.7-0.9)."""
+    copy_efficiency: Efficiency = 1.0
+    """Share of memory bandwidth at which weights are copied from one engine to the other, tensor by tensor; a round figure."""
     activation_bytes: NonNegative = 60.0
     """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
     fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
@@ -324,7 +326,7 @@ class PerfModel:
         needed = setup.rollout_local
         if setup.lora is not None:
             needed = slot_numbers(setup.spec, setup.lora, setup.rollout_tp)
-        return 2 * needed * setup.bytes_each / setup.device.memory_bandwidth
+        return 2 * needed * setup.bytes_each / (setup.device.memory_bandwidth * self.copy_efficiency)
 
     def onload(self, setup: Setup, what: str) -> float:
         """Return the seconds of bringing ``"weights"`` or ``"optimizer"`` from host memory (or back: the links are symmetric).
