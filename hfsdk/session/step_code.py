@@ -197,7 +197,7 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     options["layout" if role.name in ("reference", "reward") else "train"] = words
     if role.name == "actor":
         rollout = step.rollout.layout
-        options["rollout"] = f"tp{rollout.tp * rollout.pp}"
+        options["rollout"] = f"tp{rollout.tp * rollout.pp}" + f" ep{rollout.ep}" * (rollout.ep > 1)
         options["rollout_options"] = RolloutOptions(max_model_len=step.sample_tokens)
     if role.name == "reference" and spec == actor:
         source = Written("actor")

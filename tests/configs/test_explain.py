@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -527,7 +528,7 @@ def test_an_algorithm_needs_a_session_with_an_actor():
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("Qwen/Qwen2.5-Math-1.5B", "qwen2.5-1.5b"), ("/data/Qwen3-8B", "qwen3-8b"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"), ("meta-llama/Llama-3.2-1B", "llama3-1b"), ("Llama-2-70b-hf",
         "llama-70b"),
-        ("Qwen/Qwen3-30B-A3B", None), ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", None), ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", None), ("", None), ("Qwen/Qwen2.5-9B", None),
     ],
 )  # fmt: skip
@@ -558,3 +559,61 @@ def test_the_picture_the_text_and_the_tables_say_the_same():
         found.to_pandas("prices")
     with pytest.raises(hf.OptionError, match="no row"):
         found["sample"]
+
+
+# -- mixtures of experts
+
+MIXTURE = {
+    "actor_rollout_ref": {
+        "model": {"path": "Qwen/Qwen3-30B-A3B-Instruct-2507"},
+        "actor": {"strategy": "megatron", "ppo_mini_batch_size": 128, "ppo_micro_batch_size_per_gpu": 1,
+                  "megatron": {"tensor_model_parallel_size": 2}},
+        "rollout": {"name": "vllm", "tensor_model_parallel_size": 4, "n": 8, "log_prob_micro_batch_size_per_gpu": 1,
+                    "gpu_memory_utilization": 0.3},
+        "ref": {"log_prob_micro_batch_size_per_gpu": 1},
+    },
+    "data": {"train_batch_size": 128}, "algorithm": {"adv_estimator": "grpo"}, "trainer": {"nnodes": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("experts", "expert_tp", "ep"), [(1, None, 1), (8, None, 8), (8, 2, 8), (8, 1, 4), (16, 1, 8), (2, 1, 1), (4, 1, 2)]
+)
+def test_megatron_s_expert_parallelism_is_that_of_a_layout(experts, expert_tp, ep):
+    """tp2 dp8: as many weights of experts on a rank, E / (EP x ETP), as with E / (ep x tp)."""
+    config = copy.deepcopy(MIXTURE)
+    asked = {"expert_model_parallel_size": experts, "expert_tensor_parallel_size": expert_tp}
+    config["actor_rollout_ref"]["actor"]["megatron"] |= asked
+    found = hf.explain(config)
+    assert f"tp2 pp1 dp8{f' ep{ep}' if ep > 1 else ''}, rollout" in str(found)
+    nemo = {"policy": {"model_name": "Qwen/Qwen3-30B-A3B", "dtensor_cfg": {"enabled": False}, "megatron_cfg": {
+        "enabled": True, "tensor_model_parallel_size": 2, **asked, "expert_tensor_parallel_size": expert_tp or 2}},
+        "cluster": {"gpus_per_node": 8, "num_nodes": 2}, "grpo": {"num_prompts_per_step": 64}}  # fmt: skip
+    assert f"tp2 pp1 dp8{f' ep{ep}' if ep > 1 else ''}" in str(hf.explain(nemo))
+
+
+def test_shared_experts_take_less_memory():
+    apart, shared = copy.deepcopy(MIXTURE), copy.deepcopy(MIXTURE)
+    shared["actor_rollout_ref"]["actor"]["megatron"]["expert_model_parallel_size"] = 8
+    held = [{one.phase: one.parts for one in hf.explain(config).memory}["learning"] for config in (apart, shared)]
+    assert held[1]["weights"] < 0.3 * held[0]["weights"]
+    assert held[1]["optimizer"] == pytest.approx(held[0]["optimizer"], rel=0.01)
+
+
+def test_experts_that_megatron_could_not_spread_are_told():
+    config = copy.deepcopy(MIXTURE)
+    config["actor_rollout_ref"]["actor"]["megatron"] |= {"expert_model_parallel_size": 3, "expert_tensor_parallel_size": 1}
+    said = str(hf.explain(config))
+    assert "the GPUs must be a multiple of expert tp x ep x pp; got 16, 3" in said
+    assert "as if each rank had all of them" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"), ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+     ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"), ("Qwen/Qwen3-30B-A3B-FP8", None), ("Qwen/Qwen3-Next-80B-A3B-Instruct", None),
+     ("deepseek-ai/DeepSeek-V3.2-Exp", None)],
+)  # fmt: skip
+def test_names_of_mixtures_on_the_hub(name, preset):
+    found = spec_named(name)
+    assert (found.name if found else None) == preset

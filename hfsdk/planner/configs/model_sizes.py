@@ -22,6 +22,8 @@ FAMILIES = {
 """What the name of a model says of its family, without hyphens -> how presets begin."""
 
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
+_MIXTURES = "|".join(re.escape(name) for name, spec in PRESETS.items() if spec.experts)
+_MIXTURE = re.compile(rf"({_MIXTURES})(-(instruct|thinking|base|chat|v0\.1|\d{{4}}))*")
 _OTHER = re.compile(r"\d+b-?a\d+|vl|omni|moe|next|gptq|awq|scout|maverick|-draft|embedding|reranker")
 """Models of other architectures that have such names."""
 
@@ -31,6 +33,9 @@ def spec_named(name: str) -> ModelSpec | None:
     if name in PRESETS:
         return PRESETS[name]
     last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
+    mixture = _MIXTURE.fullmatch(last)
+    if mixture is not None:
+        return PRESETS[mixture[1]]
     size = _SIZE.search(last)
     if size is None or _OTHER.search(last):
         return None

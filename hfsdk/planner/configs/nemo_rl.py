@@ -14,6 +14,7 @@ from typing import Any
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 from hfsdk.planner.configs.adapters_asked import lora_asked
+from hfsdk.planner.configs.experts_asked import expert_rule, shared_experts
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import Rule, rules_into
@@ -38,6 +39,7 @@ POLICY: dict[str, Any] = {
     f"{M}peft.enabled": False, f"{M}peft.dim": 8, f"{M}peft.alpha": 32, f"{M}peft.target_modules": [],
     f"{M}enabled": False, f"{M}activation_checkpointing": False, f"{M}recompute_granularity": "full",
     f"{M}tensor_model_parallel_size": 1, f"{M}pipeline_model_parallel_size": 1, f"{M}context_parallel_size": 1,
+    f"{M}expert_model_parallel_size": 1, f"{M}expert_tensor_parallel_size": 1,
     f"{M}optimizer.lr": 5e-6, f"{M}optimizer.optimizer_cpu_offload": False,
     f"{M}distributed_data_parallel_config.grad_reduce_in_fp32": False,
     f"{P}optimizer.kwargs.lr": 5e-6,
@@ -88,7 +90,8 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     megatron = s.yes(f"{M}enabled")
     tp, pp, cp = _axes(s, megatron)
     dp = max(1, num_gpus // max(1, tp * pp * cp))
-    layout = Layout(tp=tp, pp=pp, dp=dp)
+    experts = (s.whole(f"{M}expert_model_parallel_size"), s.whole(f"{M}expert_tensor_parallel_size")) if megatron else (1, tp)
+    layout = Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(*experts, tp, dp))
     prompts, copies = s.whole(f"{kind}.num_prompts_per_step"), s.whole(f"{kind}.num_generations_per_prompt")
     batch, micro = s.whole(f"{P}train_global_batch_size"), s.whole(f"{P}train_micro_batch_size")
     ways = [way for way in ("dynamic_batching", "sequence_packing") if s.yes(f"{P}{way}.enabled")]
@@ -99,6 +102,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     estimator, epochs = s.text(f"{kind}.adv_estimator.name"), s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
     found: list[Finding] = []
     rule = rules_into(found, f"NeMo-RL {RELEASE}")
+    expert_rule(rule, num_gpus, layout, *experts)
     _check(s, rule, kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
     loras = [_lora(s, model, megatron and model == P, rule) for model in (P, "value.")]
     multiplier = s.number(f"{kind}.batch_multiplier") if s.yes(f"{kind}.use_dynamic_sampling") else 1

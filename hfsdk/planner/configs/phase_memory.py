@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hfsdk.core.cluster import DeviceSpec
 from hfsdk.core.layout import Layout
@@ -171,11 +171,14 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
 def _held(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
     """Return the bytes of a role that are there all through a phase."""
     states, learned = role.states, learned_of(role, spec)
+    stepped = learned  # experts' states are cut over the ranks that have them: over all, as much as without ep
+    if role.layout.ep > 1 and states.optimizer_over > 1:
+        stepped = learned_of(replace(role, layout=replace(role.layout, ep=1)), spec)
     there = learned * (role.lora is not None) if role.base_of else parameters_of(role, spec)
     held = {
         "weights": states.weights * there // states.weights_over,
         "gradients": states.gradients * learned // states.gradients_over * (role.trained and states.gradients_stay),
-        "optimizer": states.optimizer * learned // states.optimizer_over * role.trained,
+        "optimizer": states.optimizer * stepped // states.optimizer_over * role.trained,
     }  # fmt: skip
     gone = set(role.away.get(phase, ()))
     if works:
@@ -229,7 +232,7 @@ def _rollout(step: StepConfig, specs: Specs, device: DeviceSpec, phase: str) -> 
     if phase != "generation" and (rollout.sleeps or rollout.shares_weights):
         return {}
     tp = rollout.layout.tp
-    weights = 0 if rollout.shares_weights else 2 * rollout_parameters(spec, tp) // rollout.layout.pp
+    weights = 0 if rollout.shares_weights else 2 * rollout_parameters(spec, tp, rollout.layout.ep) // rollout.layout.pp
     if rollout.gpu_share:
         return {"rollout": weights, "kv_cache": max(0, round(rollout.gpu_share * device.memory_bytes) - weights)}
     cache = rollout.cache_bytes or rollout.rows * _sequence_bytes(step, spec, rollout, tp)

@@ -14,6 +14,7 @@ from typing import Any
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 from hfsdk.planner.configs.adapters_asked import lora_asked
+from hfsdk.planner.configs.experts_asked import expert_rule, shared_experts
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import rules_into
@@ -40,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     f"{A}fsdp_config.fsdp_size": -1, f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
     f"{A}fsdp_config.optimizer_offload": False, f"{A}megatron.tensor_model_parallel_size": 1,
     f"{A}megatron.pipeline_model_parallel_size": 1, f"{A}megatron.context_parallel_size": 1, f"{A}megatron.param_offload": False,
+    f"{A}megatron.expert_model_parallel_size": 1, f"{A}megatron.expert_tensor_parallel_size": None,
     f"{A}megatron.optimizer_offload": False, RECOMPUTE: None,
     "actor_rollout_ref.model.path": "~/models/deepseek-llm-7b-chat", "actor_rollout_ref.model.enable_gradient_checkpointing": True,
     **{
@@ -50,6 +52,7 @@ DEFAULTS: dict[str, Any] = {
         }.items()
     },
     f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
+    f"{R}expert_parallel_size": 1,
     f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0, f"{R}nnodes": 0,
     f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
     f"{R}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
@@ -132,7 +135,12 @@ def _trainer(s: Settings, num_gpus: int, megatron: bool) -> tuple[Layout, int, s
         m = f"{A}megatron."
         tp, pp, cp = (s.whole(f"{m}{axis}_parallel_size") for axis in ("tensor_model", "pipeline_model", "context"))
         dp = max(1, num_gpus // max(1, tp * pp * cp))
-        return Layout(tp=tp, pp=pp, dp=dp), cp, f"{num_gpus} GPUs / (tp {tp} x pp {pp} x cp {cp})"
+        ep, expert_tp = s.whole(f"{m}expert_model_parallel_size"), s.maybe_whole(f"{m}expert_tensor_parallel_size")
+        return (
+            Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(ep, expert_tp, tp, dp)),
+            cp,
+            f"{num_gpus} GPUs / (tp {tp} x pp {pp} x cp {cp})",
+        )
     split = max(s.whole(f"{A}ulysses_sequence_parallel_size"), s.whole(f"{A}fsdp_config.ulysses_sequence_parallel_size"))
     dp = max(1, num_gpus // max(1, split))
     return Layout(tp=1, pp=1, dp=dp), split, f"{num_gpus} GPUs / {split} sequence-parallel"
@@ -212,8 +220,9 @@ def _has_critic(s: Settings) -> bool:
 
 def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
     tp, pp = s.whole(f"{R}tensor_model_parallel_size"), s.whole(f"{R}pipeline_model_parallel_size")
+    dp, experts = max(1, num_gpus // max(1, tp * pp)), s.whole(f"{R}expert_parallel_size")  # vLLM's ep is tp x dp of an engine
     return RolloutConfig(
-        pool="all", layout=Layout(tp=tp, pp=pp, dp=max(1, num_gpus // max(1, tp * pp))), engine=s.text(f"{R}name") or "vllm",
+        pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)), engine=s.text(f"{R}name") or "vllm",
         gpu_share=s.number(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
     )  # fmt: skip
 
@@ -278,6 +287,9 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     size, ranks = layout.tp * layout.pp * split, "tp x pp x cp" if megatron else "ulysses_sequence_parallel_size"
     rule(num_gpus % size == 0, f"the GPUs must be a multiple of {ranks}", f"{num_gpus} GPUs, {size}",
          "Change the layout or trainer.n_gpus_per_node x nnodes.", "verl/utils/config.py, validate_config")  # fmt: skip
+    if megatron:
+        expert_rule(rule, num_gpus, layout, s.whole(f"{A}megatron.expert_model_parallel_size"),
+                    s.maybe_whole(f"{A}megatron.expert_tensor_parallel_size"))  # fmt: skip
     rollout = s.whole(f"{R}tensor_model_parallel_size") * s.whole(f"{R}data_parallel_size")
     rollout *= s.whole(f"{R}pipeline_model_parallel_size")
     rule(num_gpus % rollout == 0, "the GPUs must be a multiple of the rollout's tp x dp x pp", f"{num_gpus} GPUs, {rollout}",
