@@ -528,7 +528,8 @@ def test_an_algorithm_needs_a_session_with_an_actor():
         ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("Qwen/Qwen2.5-Math-1.5B", "qwen2.5-1.5b"), ("/data/Qwen3-8B", "qwen3-8b"),
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3-8b"), ("meta-llama/Llama-3.2-1B", "llama3-1b"), ("Llama-2-70b-hf",
         "llama-70b"),
-        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", None), ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
+        ("Qwen/Qwen3-30B-A3B-GPTQ", None),
+            ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", None), ("", None), ("Qwen/Qwen2.5-9B", None),
     ],
 )  # fmt: skip
