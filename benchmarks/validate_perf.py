@@ -229,6 +229,9 @@ def main(arguments: argparse.Namespace) -> int:
     show("calibrated on the same cluster: configurations the fit did not see", held_out)
     everything = by_quantity(presets, None)
     show("presets alone: every configuration", everything)
+    trained = [c for c in every() if " MoE" in c.group and c.quantity == "train"]
+    lines = [(c.config, f"{c.measured:.2f}", f"{c.seconds(PerfModel()):.2f}", f"{error(c, PerfModel()):+.0%}") for c in trained]
+    print(f"\nmixtures of experts in training, one by one\n\n{table(('case', 'measured', 'predicted', 'error'), lines)}")
     for (group, quantity), errors in held_out.items():
         if group.startswith("PUZZLE") and quantity in ("train", "forward"):
             size = float(np.median(np.abs([e for e, _ in errors])))
