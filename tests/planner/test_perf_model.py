@@ -13,7 +13,7 @@ from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.calls.host_memory import kept_bytes
-from hfsdk.planner.perf.collectives import AllToAllLinks, all_reduce, all_to_all, ring_s
+from hfsdk.planner.perf.collectives import AllToAllLinks, all_reduce, all_to_all, ring_pass
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
 from hfsdk.planner.perf.traits import EngineTraits
@@ -232,8 +232,8 @@ def test_all_to_all_and_ring_by_hand():
     assert all_to_all(1e9, 1e6, 8, links, 2, 0.7) == pytest.approx(1e9 / 210e9 + 2 * 3 * 1e-5)
     assert all_to_all(1e9, 0.0, 4, links, 2, 0.7) == pytest.approx(1e9 / 210e9 + 2 * 2 * near.latency_s)
     assert all_to_all(1e9, 1e9, 1, None, 2, 0.7) == 0
-    assert ring_s(1e9, 4, near, 2, 0.7) == pytest.approx(1e9 / 210e9 + 2 * 3 * near.latency_s)
-    assert ring_s(1e9, 1, None, 2, 0.7) == 0
+    assert ring_pass(1e9, 4, near, 2, 0.7) == pytest.approx(1e9 / 210e9 + 2 * 3 * near.latency_s)
+    assert ring_pass(1e9, 1, None, 2, 0.7) == 0
 
 
 def test_plain_and_distributed_optimizer():

@@ -51,7 +51,7 @@ def all_to_all(
     return found
 
 
-def ring_s(passed: float, ranks: int, link: LinkSpec | None, messages: float, share: float) -> float:
+def ring_pass(passed: float, ranks: int, link: LinkSpec | None, messages: float, share: float) -> float:
     """Return the seconds in which ``passed`` bytes of a rank go on to the next of ``ranks``; 0 for one."""
     if link is None or ranks == 1:
         return 0.0

@@ -35,7 +35,7 @@ from hfsdk.core.roles import RoleSpec, state_bytes
 from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
-from hfsdk.planner.perf.collectives import all_reduce, all_to_all, ring_s
+from hfsdk.planner.perf.collectives import all_reduce, all_to_all, ring_pass
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.expert_sizes import more_read, moved_rows
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
@@ -213,7 +213,7 @@ class PerfModel:
             sent = adapted * one.numbers * setup.bytes_each
             seconds += float(all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes, reached))
         if layout.cp > 1:  # beside attention, which hides as much of it as takes no longer
-            ring = ring_s(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
+            ring = ring_pass(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
             seconds += max(0.0, ring - times * attention / (tp * setup.peak_flops * efficiency))
         if layout.ep > 1:
             near, far = (adapted * each for each in setup.exchanged_bytes)
