@@ -33,7 +33,8 @@ def child(plan: str) -> int:
     told = json.loads(plan)
     modules = {kind: importlib.import_module(f"fire.{kind}") for kind in told["shares"]}
     log = Log(Path(told["log"]), told["seed"])
-    run_child(modules, told["shares"], told["first"], log, Path(told["folder"]), told["seconds"], told["once"])  # type: ignore[arg-type]
+    shares, folder = told["shares"], Path(told["folder"])
+    run_child(modules, shares, told["first"], log, folder, told["seconds"], told["once"], told["each"])  # type: ignore[arg-type]
     return 0
 
 
@@ -41,7 +42,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     found = parser(__doc__)
     found.add_argument("--seed", type=int, default=0, help="of the dice: what is tried, and at which moment")
-    found.add_argument("--minutes", type=float, default=5.0, help="how long; it ends within a minute more")
+    found.add_argument("--minutes", type=float, default=5.0, help="how long; under ten, each kind is tried once, however long it takes")
     found.add_argument("--only", metavar="KIND,...", default="", help=f"of {', '.join(kind.name for kind in KINDS)}")
     found.add_argument("--trial", type=int, metavar="K", help="with --only KIND: this one, once")
     found.add_argument("--merge", nargs="+", metavar="FILE", help="sum the JSON of earlier runs instead, and check the sum")

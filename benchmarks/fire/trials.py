@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,7 +127,7 @@ class Log:
 
 def run_child(
     modules: Mapping[str, Module], shares: Mapping[str, float], first: Mapping[str, int], log: Log, folder: Path, seconds: float,
-    once: bool,
+    once: bool, each: Collection[str],
 ) -> None:  # fmt: skip
     """Try kinds by turns, such that each has its share of the time, until the time is over or something left them useless.
 
@@ -139,14 +139,19 @@ def run_child(
         folder: for files, of this child's own.
         seconds: how long.
         once: one trial of each kind, and the end.
+        each: kinds that are tried once also where the time is over before.
     """
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, file=(folder / "stacks").open("w"), all_threads=True)
+    stacks = (folder / "stacks").open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     until, spent, numbers = time.monotonic() + seconds, dict.fromkeys(shares, 0.0), dict(first)
     grounds: dict[Any, Any] = {}
     try:
-        while time.monotonic() < until:
-            kind = min(shares, key=lambda k: (spent[k] / shares[k], k))
+        while True:
+            kinds = shares if time.monotonic() < until else [kind for kind in each if numbers[kind] == first[kind]]
+            if not kinds:
+                break
+            kind = min(kinds, key=lambda k: (spent[k] / shares[k], k))
             module = modules[kind]
             if module.ground not in grounds:
                 with log.trial(kind, numbers[kind], NEWS_S, start=True) as note:
@@ -154,8 +159,6 @@ def run_child(
                     grounds[module.ground] = module.ground(folder)
                 if log.useless:
                     break
-                if until - time.monotonic() < 1.0:
-                    until = time.monotonic() + 1.0  # what was started for it is used once
             started = time.monotonic()
             with log.trial(kind, numbers[kind], module.CEILING_S) as note:
                 module.trial(grounds[module.ground], note)
@@ -168,4 +171,6 @@ def run_child(
             note.doing("the end of what the trials shared")
             for ground in grounds.values():
                 ground.close()
+        faulthandler.unregister(signal.SIGUSR1)
+        stacks.close()
         sys.stdout.flush()

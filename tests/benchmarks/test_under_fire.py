@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+import unittest.mock
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,52 @@ def test_a_silent_child_is_ended_with_its_stacks(fire, monkeypatch, tmp_path):
     assert "waits_for_ever" in trial.why
     assert time.monotonic() - started < 60
     assert fire["own"].marked("no such mark") == []
+
+
+class Remembers:
+    """A kind that remembers what was tried."""
+
+    CEILING_S = 60.0
+
+    def __init__(self, tried):
+        self.tried = tried
+
+    def ground(self, folder):
+        return (folder / "ground").open("w")
+
+    def trial(self, ground, note):
+        self.tried.append((note.kind, note.number))
+
+
+@pytest.mark.parametrize(
+    ("each", "tried"), [((), []), (("kills", "cells"), [("cells", 0), ("kills", 3)]), (("kills",), [("kills", 3)])]
+)
+def test_a_short_run_tries_each_kind_though_its_time_is_over(fire, monkeypatch, tmp_path, each, tried):
+    trials, found = fire["trials"], []
+    monkeypatch.setattr(trials, "faulthandler", unittest.mock.MagicMock())  # pytest has its own
+    module = Remembers(found)
+    with contextlib.closing(trials.Log(tmp_path / "log", 0)) as log:
+        shares, first = {"cells": 0.2, "kills": 0.8}, {"cells": 0, "kills": 3}
+        trials.run_child({"cells": module, "kills": module}, shares, first, log, tmp_path, -1.0, False, each)
+    assert found == tried
+
+
+def test_what_a_short_run_has_not_tried_it_asks_of_each_child(fire, monkeypatch):
+    campaign, asked = fire["campaign"], []
+
+    def follow(self):
+        command = self.process.args
+        asked.append(json.loads(command[command.index("--child") + 1])["each"])
+        return True
+
+    monkeypatch.setattr(campaign._Follower, "follow", follow)
+    monkeypatch.setattr(campaign.subprocess, "Popen", lambda command, **more: type("Process", (), {"args": command})())
+    for minutes, expected in ((4.0, [["kills", "disk"], ["disk"]]), (60.0, [[], []])):
+        run = campaign.Campaign(0, minutes)
+        job = campaign.Job({"kills": 0.5, "disk": 0.5}, 1.0)
+        run._child(job, 1.0, 1.0)
+        run._next["kills"] = 2
+        run._child(job, 1.0, 1.0)
+        run._clear()
+        assert asked == expected
+        asked.clear()
