@@ -29,8 +29,8 @@ from typing import Any
 from common import ROOT, Report, parser
 
 NAMES = ("join", "constants", "attention", "log_probs", "spans", "passes", "learns", "recorded", "replay", "bridge", "offload",
-         "states", "repeats")  # fmt: skip
-FULL = {"whole": 1, "rollout_tp2": 2, "two_pools": 2, "large": 4}
+         "states", "repeats", "fingerprints", "lora")  # fmt: skip
+FULL = {"whole": 1, "float32": 1, "adapters": 1, "again": 1, "rollout_tp2": 2, "two_pools": 2, "large": 4}
 """Stages of ``--full``, with the GPUs that each needs."""
 
 LIMIT_S, FULL_LIMIT_S = 150, 900

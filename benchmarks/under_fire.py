@@ -42,7 +42,9 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     found = parser(__doc__)
     found.add_argument("--seed", type=int, default=0, help="of the dice: what is tried, and at which moment")
-    found.add_argument("--minutes", type=float, default=5.0, help="how long; under ten, each kind is tried once, however long it takes")
+    found.add_argument(
+        "--minutes", type=float, default=5.0, help="how long; under ten, each kind is tried once, however long it takes"
+    )
     found.add_argument("--only", metavar="KIND,...", default="", help=f"of {', '.join(kind.name for kind in KINDS)}")
     found.add_argument("--trial", type=int, metavar="K", help="with --only KIND: this one, once")
     found.add_argument("--merge", nargs="+", metavar="FILE", help="sum the JSON of earlier runs instead, and check the sum")

@@ -26,8 +26,8 @@ from fire.ledger import RATES_MINUTES, Ledger, Trial
 SCRIPT = ROOT / "benchmarks" / "under_fire.py"
 
 OVERTIME_S = 900.0
-"""How long trials under way, and in a short run each kind's first, may go on after the minutes are over: a slow machine's pace is not
-what is judged. Then they are ended, and count as not tried."""
+"""How long trials under way, and in a short run each kind's first, may go on after the minutes are over: a slow machine's pace
+is not what is judged. Then they are ended, and count as not tried."""
 
 ROUND_S = 600.0
 """A long run goes through all kinds again after this time, each time with new sessions."""

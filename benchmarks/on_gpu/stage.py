@@ -55,6 +55,7 @@ class Setting:
     models: Path
     figures: dict[str, float | str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    dtype_asked: str = ""
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +65,7 @@ class Setting:
     @property
     def dtype(self) -> str:
         """What models compute in."""
-        return "bf16" if self.cuda else "fp32"
+        return self.dtype_asked or ("bf16" if self.cuda else "fp32")
 
     def size(self, large: int, small: int) -> int:
         """Return a size, smaller in a rehearsal."""

@@ -27,7 +27,7 @@ from hfsdk.engine.worker.requests import Keep, Request, Restore, carry_out
 from hfsdk.engine.worker.worker import Worker
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.planner.perf.setup import Links, Setup
-from on_gpu import recorded, weights
+from on_gpu import adapters, recorded, weights
 from on_gpu.stage import LAYERS_OF_7B, NEVER, QWEN_1_5B, Setting, log_probs, role, rows, update, worker
 
 TIMES = 3
@@ -308,5 +308,5 @@ def constants(setting: Setting) -> None:
 STAGES = {
     "join": join, "constants": constants, "attention": attention, "log_probs": log_probs_of_a_large_vocabulary, "spans": spans,
     "passes": passes, "learns": learns, "recorded": recorded.compare, "replay": weights.replay, "bridge": weights.by_the_host,
-    "offload": offload, "states": states, "repeats": repeats,
+    "offload": offload, "states": states, "repeats": repeats, "fingerprints": weights.fingerprints, "lora": adapters.lora,
 }  # fmt: skip

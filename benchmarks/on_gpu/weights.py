@@ -14,6 +14,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Weights
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.weights import bridge, transport
+from hfsdk.engine.weights.fingerprints import Strips
 from hfsdk.resharding.boxes import VOCAB_TABLES, padded_vocab, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from on_gpu.stage import QWEN_1_5B, Setting, role, rows, update, worker
@@ -71,6 +72,21 @@ def replay(setting: Setting) -> None:
         update(hosted, table)
     setting.need(not torch.equal(*seen), "an optimizer step did not reach the replay")
     here.leave()
+
+
+def fingerprints(setting: Setting) -> None:
+    """Fingerprints of every box of a 1.5B: their pace against reading the weights once; those of a processor are the same."""
+    spec = setting.model(QWEN_1_5B)
+    given = {name: value.normal_(generator=setting.generator()) for name, value in targets_of(setting, spec).items()}
+    boxes = [(box.local, box.local_start, box.size, box.start) for box in vllm_boxes(spec, 1, 0)]
+    strips = Strips(boxes)
+    gb = sum(value.numel() * value.element_size() for value in given.values()) / 1e9
+    took = setting.seconds(lambda: strips.of(given))
+    read = setting.seconds(lambda: [value.sum() for value in given.values()])
+    setting.note(gb=gb, seconds=took, gb_per_s=gb / took, of_reading=took / read, boxes=float(len(boxes)))
+    few = [box for box in boxes if box[2][0] * (box[2] + (1,))[1] < setting.size(5_000_000, 10**9)]
+    here, there = Strips(few).of(given), Strips(few).of({name: value.cpu() for name, value in given.items()})
+    setting.need((here == there).all(), f"{int((here != there).sum())} of {len(few)} fingerprints are not the processor's")
 
 
 def by_the_host(setting: Setting) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,105 @@ def parity(setting: Setting, actor: Any, prompts: Any, tokens: int) -> None:
     setting.need(error < MOST_APART[setting.dtype], f"vLLM's log-probs are {error:.2g} from Megatron's on the average token")
 
 
+def written(setting: Setting, preset: str) -> str:
+    """Return the folder of a model of random weights with the tokenizer of ``tiny``, which is that of a rehearsal too."""
+    if setting.small:
+        return str(tiny_folder())
+    made = write_model(setting.models, PRESETS[preset], setting.dtype)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+        shutil.copy(tiny_folder() / name, made / name)
+    return str(made)
+
+
 def whole(setting: Setting) -> None:
     """One GPU: PPO of a small model, everything colocated."""
     steps(setting, "tiny" if setting.small else "smollm2-135m-instruct", 1, "colocate")
+
+
+def float32(setting: Setting) -> None:
+    """One GPU: the same in float32, where vLLM's log-probs have to be Megatron's more closely."""
+    alike = replace(setting, dtype_asked="fp32")
+    steps(alike, "tiny" if setting.small else "smollm2-135m-instruct", 1, "colocate")
+
+
+def adapters(setting: Setting) -> None:
+    """One GPU: PPO of a 1.7B of random weights with LoRA; after an update only adapters travel, and the base is there once."""
+    batch, tokens, taken = setting.size(64, 8), setting.size(256, 8), []
+    folder, low_rank = written(setting, "qwen3-1.7b"), hf.LoRA(rank=setting.size(16, 2))
+    begun = time.perf_counter()
+    with hf.Session(devices=1) as session:
+        actor = session.actor(folder, dtype=setting.dtype, lora=low_rank, optimizer=hf.AdamW(lr=1e-3))
+        session.critic(folder, dtype=setting.dtype, lora=low_rank)
+        session.reference(actor)
+        session.reward(length)
+        prompts = session.prompts(movie_reviews(), batch_size=batch, max_prompt_tokens=32)
+        session.place("colocate")
+        setting.note(placed_s=time.perf_counter() - begun)
+        algorithm = hf.PPO(max_new_tokens=tokens, epochs=1, mini_batches=2)
+        untrained = session.snapshot("untrained")
+        frozen, trained = actor.run(frozen_weights), actor.run(adapter_weights)
+        for _ in range(3):
+            begun = time.perf_counter()
+            metrics = algorithm.metrics(algorithm.step(session.models, next(prompts)))
+            taken.append(time.perf_counter() - begun)
+            setting.need(all(np.isfinite(value) for value in metrics.values()), f"a step's numbers are {metrics}")
+        setting.need(actor.run(frozen_weights) == frozen, "the base has changed")
+        setting.need(actor.run(adapter_weights) != trained, "the adapters have not")
+        setting.note(**{f"{call.name}_s": call.duration_s for call in session.trace.calls if call.duration_s is not None})
+        parity(setting, actor, next(prompts), tokens)
+        report = actor.last_reshard
+        setting.note(first_step_s=taken[0], step_s=taken[-1], weights_s=report.seconds, weights_mb=report.measured_bytes / 1e6)
+        spec = setting.model(PRESETS["qwen3-1.7b"])
+        if not setting.small:
+            every = 2 * spec.num_params()
+            setting.need(report.measured_bytes < every / 20, f"{report.measured_bytes} bytes travelled, of {every}")
+        setting.note(used_gb=actor.run(used)[0])
+        before, after = (actor.generate(prompts[0], max_new_tokens=4, temperature=0.0, adapter=one) for one in (untrained, None))
+        setting.note(rows_that_differ=float(sum(x != y for x, y in zip(before["response"], after["response"], strict=True))))
+
+
+def again(setting: Setting) -> None:
+    """One GPU, ``deterministic=True``: two steps, back to before them, and the same two steps, bit for bit, vLLM's tokens too."""
+    model, found = "tiny" if setting.small else "smollm2-135m-instruct", []
+    with hf.Session(devices=1, deterministic=True) as session:
+        actor = session.actor(model, dtype=setting.dtype, optimizer=hf.AdamW(lr=1e-4))
+        session.critic(model, dtype=setting.dtype)
+        session.reference(actor)
+        session.reward(length)
+        prompts = session.prompts(movie_reviews(), batch_size=setting.size(64, 8), max_prompt_tokens=32)
+        session.place("colocate")
+        algorithm = hf.PPO(max_new_tokens=setting.size(128, 8), epochs=1, mini_batches=2)
+        start = session.snapshot("start")
+        for _ in range(2):
+            begun, seen = time.perf_counter(), []
+            for _ in range(2):
+                step = algorithm.step(session.models, next(prompts))
+                seen.append((algorithm.metrics(step), [list(tokens) for tokens in step.batch["response"]]))
+            found.append((seen, checksum(actor)))
+            setting.note(steps_s=time.perf_counter() - begun)
+            session.rewind(start)
+    (first, weights), (second, others) = found
+    for number, (one, two) in enumerate(zip(first, second, strict=True)):
+        differ = sum(x != y for x, y in zip(one[1], two[1], strict=True))
+        setting.need(not differ, f"step {number}: {differ} of {len(one[1])} responses differ")
+        setting.need(one[0] == two[0], f"step {number}: metrics differ: {one[0]}, {two[0]}")
+    setting.need(weights == others, f"weights differ: {weights}, {others}")
+
+
+def frozen_weights(rank: Any) -> float:
+    """Return the sum of what is not trained."""
+    return float(sum(p.detach().double().sum() for p in rank.module.parameters() if not p.requires_grad))
+
+
+def adapter_weights(rank: Any) -> float:
+    """Return the sum of what is."""
+    return float(sum(p.detach().double().sum() for p in rank.module.parameters() if p.requires_grad))
+
+
+def used(rank: Any) -> float:
+    """Return what is in use on the device, in GB; 0 on a processor."""
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    return (total - free) / 1e9
 
 
 def rollout_tp2(setting: Setting) -> None:
@@ -89,14 +186,11 @@ def two_pools(setting: Setting) -> None:
 def large(setting: Setting) -> None:
     """All GPUs of the machine: PPO of an 8B, random weights, colocated."""
     devices = 2 if setting.small else min(8, torch.cuda.device_count())
-    if setting.small:
-        folder = str(tiny_folder())
-    else:
-        made = write_model(setting.models, PRESETS["qwen3-8b"], setting.dtype)
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
-            shutil.copy(tiny_folder() / name, made / name)
-        folder = str(made)
+    folder = written(setting, "qwen3-8b")
     steps(setting, folder, devices, "colocate", train=f"tp{devices}", rollout=f"tp{min(devices, 2)}")
 
 
-STAGES = {"whole": whole, "rollout_tp2": rollout_tp2, "two_pools": two_pools, "large": large}
+STAGES = {
+    "whole": whole, "float32": float32, "adapters": adapters, "again": again, "rollout_tp2": rollout_tp2,
+    "two_pools": two_pools, "large": large,
+}  # fmt: skip
