@@ -56,3 +56,27 @@ def test_a_module_is_not_there_unless_it_was_imported_before(tmp_path, monkeypat
             assert importlib.import_module("optional_of_someone").here
     finally:
         sys.modules.pop("optional_of_someone", None)
+
+
+def test_a_module_is_stood_in_for_and_whoever_imports_it_later_gets_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "with_a_server"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('the packages around it are not imported')")
+    (package / "protocol.py").write_text("class Request: pass")
+    try:
+        with startup.stood_in("with_a_server.protocol"):
+            from with_a_server.protocol import Request
+
+            assert Request is startup.NotImported
+            assert not isinstance(startup, Request)
+            assert getattr(sys.modules["with_a_server.protocol"], "__file__", None) is None
+        (package / "__init__.py").write_text("")
+        importlib.invalidate_caches()
+        found = importlib.import_module("with_a_server.protocol").Request
+        assert found is not Request
+        with startup.stood_in("with_a_server.protocol"):
+            assert importlib.import_module("with_a_server.protocol").Request is found, "it was imported before"
+    finally:
+        for name in ("with_a_server.protocol", "with_a_server"):
+            sys.modules.pop(name, None)

@@ -145,7 +145,7 @@ def test_only_rays_own_processes_listen_and_none_of_them_is_a_metrics_page(ray_h
     assert set(listening) - workers - {me.name()} <= LISTENING, listening
     assert len(listening.get(me.name(), [])) <= 1, "the driver's own port of Ray"
     scripts = {Path(option).name for process in children for option in process.cmdline()[:4] if option.endswith(".py")}
-    assert scripts & {"dashboard.py", "monitor.py"} == set()
+    assert scripts & {"dashboard.py", "monitor.py", "log_monitor.py"} == set()
 
 
 def test_calls_without_the_token_or_with_a_wrong_one_are_refused(ray_here):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from contextlib import nullcontext
+from contextlib import ExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,13 @@ from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.process import gpus, startup
 from hfsdk.resharding.boxes import vllm_boxes
 
-if TYPE_CHECKING:
-    pass
-
-
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
+
+UNUSED = ("vllm.parser.engine.adapters", "vllm.entrypoints.mcp.tool_server")
+"""What vLLM's engine imports for the types of its chat server, with all of OpenAI's protocol: nothing here is one of them."""
 
 
 def check_model(spec: ModelSpec, device_type: str) -> None:
@@ -58,8 +57,12 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
 def import_engine() -> None:
     """Import vLLM ahead of the first engine; takes seconds."""
     cpu.prepare()
-    compiler = startup.not_there("torch._inductor.lowering") if cpu.on_cpu() else nullcontext()
-    with startup.making_what_stays(), compiler:  # a second, to tell it of kernels; on CPU nothing is compiled
+    with startup.making_what_stays(), ExitStack() as unused:
+        if cpu.on_cpu():  # a second, to tell it of kernels; on CPU nothing is compiled
+            unused.enter_context(startup.not_there("torch._inductor.lowering"))
+        unused.enter_context(startup.not_there("cv2"))
+        for module in UNUSED:
+            unused.enter_context(startup.stood_in(module))
         import vllm.v1.engine.llm_engine  # noqa: F401
 
 

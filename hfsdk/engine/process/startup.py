@@ -12,6 +12,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 
 @contextmanager
@@ -41,6 +42,37 @@ def collect_everything() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+class NotImported:
+    """Stands for every class of a module that :func:`stood_in` has kept from being imported; nothing is one."""
+
+
+class StandIn(ModuleType):
+    """A module whose names are all `NotImported`, but those of Python's own (``__file__``), which it has not."""
+
+    def __getattr__(self, name: str) -> type[NotImported]:
+        if name.startswith("__"):
+            raise AttributeError(f"{self.__name__} stands in for a module; it has no {name}")
+        return NotImported
+
+
+@contextmanager
+def stood_in(module: str) -> Iterator[None]:
+    """Let imports of a module find a stand-in, unless it was imported before: each of its names is `NotImported`.
+
+    For modules whose classes are only asked whether something is one, or written in annotations. The packages around the module
+    are not imported either. Whoever imports it afterwards gets the module.
+    """
+    if module in sys.modules:
+        yield
+        return
+    stand_in = sys.modules[module] = StandIn(module)
+    try:
+        yield
+    finally:
+        if sys.modules.get(module) is stand_in:
+            del sys.modules[module]
 
 
 @contextmanager

@@ -206,22 +206,23 @@ def _init(num_cpus: int | None, folder: str) -> None:
 
 @contextmanager
 def _without_helpers() -> Iterator[None]:
-    """Start Ray without two helpers that do nothing on one machine and that no option of ``ray.init`` leaves out.
+    """Start Ray without three helpers that do nothing on one machine and that no option of ``ray.init`` leaves out.
 
     The API server, without a dashboard, only asks the network which cloud this is. The autoscaler would start nodes, of which there
-    is one, and has a metrics page that answers anybody.
+    is one, and has a metrics page that answers anybody. The log monitor reads every log file ten times a second, and publishes new
+    lines to drivers that want none (``log_to_driver=False``): workers write their own.
     """
     node: Any = ray._private.node.Node
-    originals = node.start_api_server, node.start_monitor
+    originals = node.start_api_server, node.start_monitor, node.start_log_monitor
 
     def start_none(self: Any, **options: Any) -> None:
         self._webui_url = ""
 
-    node.start_api_server, node.start_monitor = start_none, lambda self: None
+    node.start_api_server, node.start_monitor, node.start_log_monitor = start_none, lambda self: None, lambda self: None
     try:
         yield
     finally:
-        node.start_api_server, node.start_monitor = originals
+        node.start_api_server, node.start_monitor, node.start_log_monitor = originals
 
 
 def join(address: str, *, near: bool = False) -> list[str]:
