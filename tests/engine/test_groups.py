@@ -1,6 +1,7 @@
 """The process groups of roles: few, whatever the size of the world, and made once."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,25 @@ def test_ranks_of_a_role_wait_as_long_as_the_session_says(monkeypatch, tmp_path,
         dist.destroy_process_group()
         monkeypatch.setattr(rendezvous._Joined, "timeout", None)
     assert limits == [timedelta(seconds=timeout_s or 1800)] * 2
+
+
+def gloo_threads():
+    return [name.read_text() for name in Path("/proc/self/task").glob("*/comm")].count("gloo_tcp_loop\n")
+
+
+def test_all_groups_of_a_process_share_one_thread_that_looks_for_messages(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for number in range(2):  # a worker joins one pool after the other
+        rendezvous.join(f"file://{tmp_path / f'store{number}'}", 0, 1)
+        try:
+            groups = [dist.new_group([0], timeout=timedelta(seconds=90 + k)) for k in range(5)]
+            for group in groups:
+                dist.all_reduce(torch.ones(1), group=group)
+            assert gloo_threads() == 1
+            assert [group._get_backend(torch.device("cpu")).options._timeout.seconds for group in groups] == [90, 91, 92, 93, 94]
+        finally:
+            forget_groups()
+            dist.destroy_process_group()
 
 
 def test_ranks_in_another_order_are_another_group(world):

@@ -19,11 +19,9 @@ def measured(actor, prompts):
 
 
 @pytest.fixture(scope="module")
-def wide(ray_here):
+def wide(pair):
     """A session whose actor is declared again and again."""
-    session = hf.Session(devices=2, seed=3, name="wide")
-    yield session
-    session.close()
+    return pair
 
 
 @pytest.mark.filterwarnings("ignore:actor is replaced")

@@ -14,9 +14,9 @@ FEW = {"max_new_tokens": 6}
 
 
 @pytest.fixture(scope="module")
-def lab(ray_here):
+def lab(pair):
     """Two devices: actor and critics dp2, a reward model under training in tp2, a cost function."""
-    session = hf.Session(devices=2, seed=3)
+    session = pair
     actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=3e-4))
     roles = SimpleNamespace(
         session=session, actor=actor, reference=session.reference(actor),
@@ -28,8 +28,7 @@ def lab(ray_here):
         pairs=session.pairs(hf.data.review_pairs("train", 400), batch_size=8, max_tokens=64),
     )  # fmt: skip
     session.place("colocate")
-    yield roles
-    session.close()
+    return roles
 
 
 def words(completions):

@@ -17,9 +17,8 @@ PROMPTS = [text + " " for text in OPENINGS[:4]]
 
 
 @pytest.fixture(scope="module")
-def session(ray_here):
-    with hf.Session(devices=2, seed=5, name="resharding") as session:
-        yield session
+def session(pair):
+    return pair
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def session(ray_here):
-    with hf.Session(devices=2, seed=3, name="why") as session:
-        yield session
+def session(pair):
+    return pair
 
 
 @pytest.fixture(scope="module")

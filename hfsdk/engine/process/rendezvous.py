@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from hfsdk.engine.process import gloo_loop
 from hfsdk.engine.process.safepoint import PeerFailed
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
         where: dict[str, Any] = {"store": found}
     else:
         where = {"init_method": store}
+    gloo_loop.share()
     _Joined.timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
     if _Joined.timeout is not None:
         where["timeout"] = _Joined.timeout
