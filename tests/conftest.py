@@ -3,7 +3,6 @@
 Nothing heavy is imported before a test asks for one of these fixtures.
 """
 
-import contextlib
 import os
 import shutil
 import signal
@@ -106,58 +105,6 @@ def twin(ray_here):
     roles = _open("twin")
     yield roles
     roles.session.close()
-
-
-@contextlib.contextmanager
-def _vacated(session):
-    """A session that modules have one after the other, each from no roles and no snapshots."""
-
-    def vacate():
-        for snapshot in list(session.snapshots):
-            session.forget(snapshot)
-        for handle in list(session.roles):
-            handle.release()
-
-    vacate()
-    yield session
-    vacate()
-
-
-@pytest.fixture(scope="session")
-def _pair(ray_here):
-    import hfsdk as hf
-
-    with hf.Session(devices=2, seed=5, name="pair") as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def pair(_pair):
-    """Two devices for a module's roles; its workers are those of other modules, and go on."""
-    with _vacated(_pair) as session:
-        yield session
-
-
-@pytest.fixture
-def pair_of_one(_pair):
-    """The same for one test."""
-    with _vacated(_pair) as session:
-        yield session
-
-
-@pytest.fixture(scope="session")
-def _quad(ray_here):
-    import hfsdk as hf
-
-    with hf.Session(devices=4, seed=5, name="quad") as session:
-        yield session
-
-
-@pytest.fixture(scope="module")
-def quad(_quad):
-    """The same of four."""
-    with _vacated(_quad) as session:
-        yield session
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,5 @@
 """Weights straight from pool to pool, in a session: by gloo here, as by NCCL on GPUs; by the plan and bit for bit."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from system_helpers import gap
@@ -16,17 +14,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def session(quad):
-    with straight(quad):
-        yield quad
-
-
-@contextlib.contextmanager
-def straight(session):
-    """Weights go straight from pool to pool, as they do on GPUs."""
-    runtime_of(session).direct_on_cpus = True
-    yield
-    runtime_of(session).direct_on_cpus = False
+def session(ray_here):
+    with hf.Session(devices=4, seed=5, name="direct") as session:
+        runtime_of(session).direct_on_cpus = True
+        yield session
 
 
 def runtime_of(session):

@@ -19,9 +19,11 @@ def measured(actor, prompts):
 
 
 @pytest.fixture(scope="module")
-def wide(pair):
+def wide(ray_here):
     """A session whose actor is declared again and again."""
-    return pair
+    session = hf.Session(devices=2, seed=3, name="wide")
+    yield session
+    session.close()
 
 
 @pytest.mark.filterwarnings("ignore:actor is replaced")

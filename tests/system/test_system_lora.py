@@ -23,10 +23,11 @@ def declared(session, train="tp2", rollout="tp1", **more):
 
 
 @pytest.fixture(scope="module")
-def roles(pair):
-    roles = declared(pair)
-    pair.place("colocate")
-    return roles
+def roles(ray_here):
+    with hf.Session(devices=2, seed=5, name="lora") as session:
+        roles = declared(session)
+        session.place("colocate")
+        yield roles
 
 
 def adapters_alone(rank):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from system_helpers import state_of
-from test_system_direct import end_in_the_next_transfer, pids, runtime_of, straight
+from test_system_direct import end_in_the_next_transfer, pids, runtime_of
 
 import hfsdk as hf
 
@@ -11,9 +11,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def session(quad):
-    with straight(quad):
-        yield quad
+def session(ray_here):
+    with hf.Session(devices=4, seed=5, name="moves") as session:
+        runtime_of(session).direct_on_cpus = True
+        yield session
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def session(pair):
-    actor = pair.actor("tiny", optimizer=hf.AdamW(lr=1e-4))
-    pair.critic("tiny", optimizer=hf.AdamW(lr=1e-4))
-    pair.reference(actor)
-    pair.reward(lengths_reward)
-    return pair
+def session(ray_here):
+    with hf.Session(devices=2, seed=3, name="plan") as session:
+        actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-4))
+        session.critic("tiny", optimizer=hf.AdamW(lr=1e-4))
+        session.reference(actor)
+        session.reward(lengths_reward)
+        yield session
 
 
 WORKLOAD = hf.Workload(prompts=16, prompt_tokens=16, response_tokens=8)

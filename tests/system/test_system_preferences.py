@@ -14,9 +14,9 @@ FEW = {"max_new_tokens": 6}
 
 
 @pytest.fixture(scope="module")
-def lab(pair):
+def lab(ray_here):
     """Two devices: actor and critics dp2, a reward model under training in tp2, a cost function."""
-    session = pair
+    session = hf.Session(devices=2, seed=3)
     actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=3e-4))
     roles = SimpleNamespace(
         session=session, actor=actor, reference=session.reference(actor),
@@ -28,7 +28,8 @@ def lab(pair):
         pairs=session.pairs(hf.data.review_pairs("train", 400), batch_size=8, max_tokens=64),
     )  # fmt: skip
     session.place("colocate")
-    return roles
+    yield roles
+    session.close()
 
 
 def words(completions):

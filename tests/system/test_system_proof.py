@@ -74,18 +74,16 @@ def plant_in_kernel(rank):
     cpu_support_vllm._dispatch = dispatch
 
 
-@pytest.fixture(scope="module")
-def session(pair):
-    return pair
-
-
 @pytest.fixture(scope="module", params=["packed", "shared"])
-def actor(request, session):
-    made = session.actor("tiny", train="tp2", rollout="tp1", cpu_weights=request.param, optimizer=hf.AdamW(lr=1e-3))
-    yield made
-    for snapshot in list(session.snapshots):
-        session.forget(snapshot)
-    made.release()
+def session(request, ray_here):
+    with hf.Session(devices=2, seed=5, name=f"proof {request.param}") as session:
+        session.actor("tiny", train="tp2", rollout="tp1", cpu_weights=request.param, optimizer=hf.AdamW(lr=1e-3))
+        yield session
+
+
+@pytest.fixture(scope="module")
+def actor(session):
+    return session.models.actor
 
 
 def greedy(actor):

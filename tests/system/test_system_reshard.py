@@ -17,8 +17,9 @@ PROMPTS = [text + " " for text in OPENINGS[:4]]
 
 
 @pytest.fixture(scope="module")
-def session(pair):
-    return pair
+def session(ray_here):
+    with hf.Session(devices=2, seed=5, name="resharding") as session:
+        yield session
 
 
 @pytest.fixture(scope="module")

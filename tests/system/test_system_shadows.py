@@ -16,8 +16,9 @@ PROMPTS = [text + " " for text in OPENINGS[:4]]
 
 
 @pytest.fixture(scope="module")
-def session(quad):
-    return quad
+def session(ray_here):
+    with hf.Session(devices=4, seed=5, name="shadows") as session:
+        yield session
 
 
 def likelihood(out, b):

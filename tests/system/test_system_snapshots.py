@@ -130,16 +130,17 @@ def test_the_reward_function_of_the_snapshot_comes_back(live):
 
 
 @pytest.fixture
-def movable(pair_of_one):
+def movable(ray_here):
     """Roles whose layouts are open, so that they fit one device as well as two."""
-    session = pair_of_one
+    session = hf.Session(devices=2, seed=3, name="movable")
     actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4))
     roles = SimpleNamespace(
         session=session, actor=actor, critic=session.critic("tiny"), reference=session.reference(actor),
         reward=session.reward(lengths_reward), prompts=session.prompts(OPENINGS, batch_size=16, seed=1),
     )  # fmt: skip
     ppo_step(roles).actor.wait()
-    return roles
+    yield roles
+    session.close()
 
 
 def test_after_a_move_the_state_is_the_same_and_steps_agree(movable):
@@ -166,38 +167,38 @@ def test_after_a_move_the_state_is_the_same_and_steps_agree(movable):
     assert state_of(twin.actor)[0] == state[0][0]
 
 
-def test_shares_of_a_distributed_optimizer_come_back_here_and_elsewhere(pair_of_one, tmp_path):
+def test_shares_of_a_distributed_optimizer_come_back_here_and_elsewhere(ray_here, tmp_path):
     """Nothing of it is gathered: each worker keeps and writes what it steps."""
-    session = pair_of_one
-    actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4, distributed=True))
-    session.place({"actor": 2})
-    prompts = session.prompts(OPENINGS, batch_size=8, seed=1)
+    with hf.Session(devices=2, seed=3, name="shared out") as session:
+        actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4, distributed=True))
+        session.place({"actor": 2})
+        prompts = session.prompts(OPENINGS, batch_size=8, seed=1)
 
-    def step():
-        batch = actor.generate(prompts[0], max_new_tokens=4)
-        batch = actor.compute_log_probs(batch)
-        return actor.update(batch, policy_loss_of_nothing, mini_batches=2).wait().rows
+        def step():
+            batch = actor.generate(prompts[0], max_new_tokens=4)
+            batch = actor.compute_log_probs(batch)
+            return actor.update(batch, policy_loss_of_nothing, mini_batches=2).wait().rows
 
-    step()
-    before, state = session.snapshot("before"), state_of(actor)
-    session.save(tmp_path)
-    files = sorted(path.stat().st_size for path in (tmp_path / "state-1" / "actor").glob("*.distcp"))
-    assert len(files) == 2
-    assert files[1] <= 1.1 * files[0], "both write, and about as much"
-    rows = before.to_pandas()
-    numbers = sum(int(np.prod(shape)) for shape in actor.run(lambda rank: rank.parameters())[0].values())
-    assert rows["bytes"].sum() == 12 * numbers
-    assert rows["bytes"].max() <= 1.05 * rows["bytes"].mean()
-    first = step()
-    session.rewind(before)
-    assert same_state(state_of(actor), state)
-    assert step() == first
-    session.load(tmp_path)
-    assert same_state(state_of(actor), state)
-    assert step() == first
-    session.place({"actor": 1})
-    session.rewind(before)
-    assert same_state(state_of(actor), state), "in another layout, from both workers' pieces"
+        step()
+        before, state = session.snapshot("before"), state_of(actor)
+        session.save(tmp_path)
+        files = sorted(path.stat().st_size for path in (tmp_path / "state-1" / "actor").glob("*.distcp"))
+        assert len(files) == 2
+        assert files[1] <= 1.1 * files[0], "both write, and about as much"
+        rows = before.to_pandas()
+        numbers = sum(int(np.prod(shape)) for shape in actor.run(lambda rank: rank.parameters())[0].values())
+        assert rows["bytes"].sum() == 12 * numbers
+        assert rows["bytes"].max() <= 1.05 * rows["bytes"].mean()
+        first = step()
+        session.rewind(before)
+        assert same_state(state_of(actor), state)
+        assert step() == first
+        session.load(tmp_path)
+        assert same_state(state_of(actor), state)
+        assert step() == first
+        session.place({"actor": 1})
+        session.rewind(before)
+        assert same_state(state_of(actor), state), "in another layout, from both workers' pieces"
 
 
 def policy_loss_of_nothing(out, b):

@@ -10,8 +10,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def session(pair):
-    return pair
+def session(ray_here):
+    with hf.Session(devices=2, seed=3, name="why") as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
