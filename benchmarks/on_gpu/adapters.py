@@ -27,11 +27,10 @@ def lora(setting: Setting) -> None:
         before = setting.used_bytes()
         here.load(role(setting, spec, lora=adapters, optimizer=AdamW(lr=1e-3 if adapters else 1e-4)))
         hosted = here.roles["actor"]
-        names = {key: parameter.requires_grad for key, parameter in hosted.trainer.model.named_parameters()}
+        trained = {key for key, parameter in hosted.trainer.model.named_parameters() if parameter.requires_grad}
         first = {key: parameter.detach().clone() for key, parameter in hosted.trainer.model.named_parameters()}
         losses = [update(hosted, table)[0]["loss"] for _ in range(4)]
         changed = {key for key, value in hosted.trainer.model.named_parameters() if not torch.equal(value, first.pop(key))}
-        trained = {key for key, trains in names.items() if trains}
         setting.need(changed <= trained, f"{len(changed - trained)} frozen weights have changed: {sorted(changed - trained)[:2]}")
         setting.need(len(changed) > 0.5 * len(trained), f"{len(changed)} of {len(trained)} weights that train have changed")  # bf16
         setting.need(np.isfinite(losses).all() and losses[-1] < losses[0], f"the loss of {name} did not fall: {losses}")

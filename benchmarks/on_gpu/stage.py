@@ -56,6 +56,7 @@ class Setting:
     figures: dict[str, float | str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     dtype_asked: str = ""
+    """Of the stage; empty for what is usual here."""
 
     @property
     def device(self) -> torch.device:
