@@ -64,6 +64,10 @@ def import_engine() -> None:
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
         import vllm.v1.engine.llm_engine  # noqa: F401
+    if cpu.on_cpu():
+        with startup.making_what_stays():  # what the first engine would import: forks have it, then
+            import vllm.renderers.hf
+            import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 def use_batch_invariant_kernels() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ from hfsdk.engine.process.interrupts import deliver, held
 from hfsdk.engine.ray import own_folders, ray_access
 from hfsdk.engine.ray.own_folders import OwnFolder
 from hfsdk.engine.ray.ray_cluster import SHIPPED, Access, ask_alive, check_same
+from hfsdk.engine.ray.worker_forks import SCRIPT, WorkerForks, can_fork, environment_of
 
 START_TRIES = 8
 """A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""
@@ -63,11 +65,16 @@ _forgone: set[str] = set()
 _folder: OwnFolder | None = None
 """Where the Ray that hfsdk started lives; ``None`` without one."""
 
+_forks: WorkerForks | None = None
+"""What its workers are forked from; ``None`` where they cannot be."""
+
 _mode_before: list[str | None] = []
 """The environment's ``RAY_AUTH_MODE``, while it is another one than the user's."""
 
 
-def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bool = False) -> list[str]:
+def enter(
+    job_id: str, num_devices: int | None, address: str | None, *, near: bool = False, num_threads: int | None = None
+) -> list[str]:
     """Have a Ray for a session: the one of this process, else one of its own, or the cluster at an address.
 
     Args:
@@ -75,6 +82,7 @@ def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bo
         num_devices: processors of a Ray of its own.
         address: ``None`` or ``"local"`` for that; else ``"auto"`` or ``host:port``.
         near: whether hfsdk itself started what is at the address, on this machine.
+        num_threads: of each worker, where it is known.
 
     Returns:
         What the user has to know about who can reach it.
@@ -88,7 +96,7 @@ def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bo
             leave(user)
         if not ray.is_initialized():
             own_folders.clear_left(tempfile.gettempdir())
-            notices = start(num_devices) if address in (None, "local") else join(str(address), near=near)
+            notices = start(num_devices, num_threads) if address in (None, "local") else join(str(address), near=near)
             _own_ray.add(job_id)
         elif address not in (None, "local", "auto"):
             check_same(str(address))
@@ -131,15 +139,24 @@ def forgo(job_id: str) -> None:
     timer.start()
 
 
-def start(num_cpus: int | None) -> list[str]:
+def environment_of_worker(num_threads: int) -> dict[str, str]:
+    """Return what the Ray of this process has to be told of a worker's environment."""
+    return environment_of(num_threads, _forks)
+
+
+def start(num_cpus: int | None, num_threads: int | None = None) -> list[str]:
     """Start a Ray of this process's own; return what the user has to know.
 
     A Ctrl-C ends what was begun. Leftovers of killed processes are removed first.
 
+    Args:
+        num_cpus: for how many workers.
+        num_threads: of each; by default they share the processors.
+
     Raises:
         PlacementError: the environment switches authentication off, there is no place for the folder, or Ray is too slow.
     """
-    global _folder
+    global _folder, _forks
     ray_access.check_mode()
     place = ray_access.private_place()
     own_folders.clear_left(place)
@@ -150,6 +167,8 @@ def start(num_cpus: int | None) -> list[str]:
         _folder = own_folders.create("ray", place)
         try:
             _require_token()
+            if can_fork():
+                _forks = WorkerForks(_folder.path, num_threads or max(1, (os.cpu_count() or 1) // (num_cpus or sys.maxsize)))
             _init(num_cpus, str(_folder.path / "r"))  # Ray makes that one 0777
             deliver()
         except BaseException:
@@ -185,7 +204,7 @@ def _init(num_cpus: int | None, folder: str) -> None:
     for tries_left in reversed(range(START_TRIES)):
         begun = time.time()
         try:
-            with _without_helpers():
+            with _without_helpers(), _with_forks():
                 ray.init(
                     address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                     object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder,
@@ -223,6 +242,24 @@ def _without_helpers() -> Iterator[None]:
         yield
     finally:
         node.start_api_server, node.start_monitor, node.start_log_monitor = originals
+
+
+@contextmanager
+def _with_forks() -> Iterator[None]:
+    """Start Ray so that it asks for forks where it would start Python for workers."""
+    node: Any = ray._private.node.Node
+    original = node.start_raylet
+
+    def start_raylet(self: Any, *given: Any, **options: Any) -> None:
+        self._ray_params.worker_path = self._ray_params.setup_worker_path = SCRIPT
+        original(self, *given, **options)
+
+    if _forks is not None:
+        node.start_raylet = start_raylet
+    try:
+        yield
+    finally:
+        node.start_raylet = original
 
 
 def join(address: str, *, near: bool = False) -> list[str]:
@@ -306,12 +343,15 @@ def _open_folder() -> list[str]:
 
 def end() -> None:
     """End the Ray of this process, or disconnect from the cluster, and remove its folder."""
-    global _folder
+    global _folder, _forks
     with _lock, held():
         _own_ray.clear()
         _forgone.clear()
         ray.shutdown()
         _silence(False)
+        if _forks is not None:
+            _forks.end()
+            _forks = None
         if _folder is not None:
             own_folders.end_processes(_folder.path)
             _folder.remove()

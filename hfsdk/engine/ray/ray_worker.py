@@ -26,13 +26,13 @@ from hfsdk.core.table import Column
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.generation.cpu_support_vllm import remove_segments
-from hfsdk.engine.process import startup
 from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.ray.ray_process import LoggedProcess
 from hfsdk.engine.ray.ray_store import RayStore
 from hfsdk.engine.weights.model_folders import Manifest, Receiver, find
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.answer import Answer, read
+from hfsdk.engine.worker.engines import import_engines
 from hfsdk.engine.worker.requests import Execute, Load, Request, carry_out
 from hfsdk.engine.worker.role_host import WorkerSetup
 from hfsdk.engine.worker.worker import Worker
@@ -99,14 +99,7 @@ class WorkerProcess(LoggedProcess):
     @ray.method(concurrency_group="compute")
     def prepare(self) -> None:
         """Import the heavy engines ahead of their first use."""
-        with startup.making_what_stays():
-            from hfsdk.engine.training import cpu_support_megatron
-
-            cpu_support_megatron.install()
-            from hfsdk.engine.generation import rollout_engine
-            from hfsdk.engine.worker import hosted  # noqa: F401
-
-            rollout_engine.import_engine()
+        import_engines()
 
     @ray.method(concurrency_group="compute")
     def find_folder(self, manifest: Manifest) -> str:

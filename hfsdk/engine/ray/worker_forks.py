@@ -1,0 +1,186 @@
+"""``WorkerForks``: workers on processors are forks of one process that has imported the engines, not new interpreters.
+
+::
+
+    this process -- starts -->  python -m hfsdk.engine.ray.worker_forks      imports Ray, torch, Megatron and vLLM once, about ten
+                                  |  listens at <folder of Ray>/forks         seconds of a core, while Ray starts
+    raylet -- starts -->  fork_setup_worker.py -- asks -->  fork: a worker of Ray, as if that script had become one
+
+What is imported is there once: in time, and in memory (its pages are shared until somebody writes to them). The server has one
+thread and has computed nothing, so that its forks begin as a new process would. It ends when its starter does; workers, which know
+their raylet, end with that.
+
+Only Linux, and only without a GPU's driver: CUDA does not survive a fork, and starts threads. OpenMP reads its number of threads
+once; a worker that needs another one is started as Ray does (``environment_of``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hfsdk.engine.process import gpus, startup
+from hfsdk.engine.worker import environment
+from hfsdk.engine.worker.engines import import_engines
+
+SOCKET = "forks"
+"""Name in the folder of Ray; ``fork_setup_worker.py`` knows it too."""
+
+THREADS = "HFSDK_FORKS_THREADS"
+"""In the environment of forks: how many threads OpenMP has there."""
+
+STARTER = 0
+"""Its standard input, which is at its end when its starter has ended."""
+
+ASK_S = 10.0
+"""How long a request may take to come."""
+
+NO_JOB = "ffffffff"
+"""How Ray writes that a worker takes the job of its first task; it reads that once, when it is imported."""
+
+SCRIPT = str(Path(__file__).with_name("fork_setup_worker.py"))
+
+
+def can_fork() -> bool:
+    """Whether workers of this machine can be forks."""
+    return sys.platform == "linux" and not gpus.has_driver()
+
+
+class WorkerForks:
+    """The server, as its starter sees it."""
+
+    def __init__(self, folder: Path, num_threads: int) -> None:
+        """Start it; it imports while the caller goes on.
+
+        Args:
+            folder: of Ray, in which it listens.
+            num_threads: of OpenMP in its forks.
+        """
+        self.num_threads = num_threads
+        known = os.pathsep.join(place for place in sys.path if place)
+        variables = os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": str(num_threads)}
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(folder / SOCKET))  # here, so that whoever asks finds it and waits
+        listener.listen(128)
+        with listener, open(folder / f"{SOCKET}.log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno()), str(num_threads)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
+                pass_fds=(listener.fileno(),),
+            )  # fmt: skip
+
+    def end(self) -> None:
+        """End it; its forks stay."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def environment_of(num_threads: int, forks: WorkerForks | None) -> dict[str, str]:
+    """Return what Ray has to be told of a worker's environment: its number of threads, where forks have another one."""
+    there = str(forks.num_threads) if forks is not None else os.environ.get(THREADS, "")
+    return {} if there in ("", str(num_threads)) else {"OMP_NUM_THREADS": str(num_threads)}
+
+
+def serve(listener: socket.socket, num_threads: int) -> dict[str, Any]:
+    """Be the server. Returns in forks alone: what one was asked for."""
+    os.environ.update(environment.of_worker(num_threads, False))
+    with startup.not_there("ray"):  # which vLLM would import
+        import_engines()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing to wait for
+    while True:
+        ready, _, _ = select.select([listener.fileno(), STARTER], [], [])
+        if STARTER in ready:  # the starter has ended
+            os._exit(0)
+        asker, _ = listener.accept()
+        with asker, contextlib.suppress(OSError, ValueError):
+            asker.settimeout(ASK_S)
+            request, files = _read(asker)
+            _import_ray(request["environment"])
+            if len(os.listdir("/proc/self/task")) > 1:
+                asker.sendall(b"-")
+            elif os.fork() == 0:
+                listener.close()
+                for number, file in enumerate(files):
+                    os.dup2(file, number)
+                _close(files)
+                return request
+            else:
+                asker.sendall(b"+")
+            _close(files)
+
+
+def _import_ray(told: dict[str, str]) -> None:
+    """Import Ray, with what it reads once then: the raylet with which its workers end, and that they are of no job yet."""
+    if "ray" not in sys.modules:
+        os.environ.update({name: value for name, value in told.items() if name.startswith("RAY_")} | {"RAY_JOB_ID": NO_JOB})
+        with startup.making_what_stays():
+            from hfsdk.engine.ray import ray_worker  # noqa: F401
+
+
+def _read(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a request and the files that came with it."""
+    content, files, _, _ = socket.recv_fds(asker, 2**16, 3)
+    try:
+        pieces = [content]
+        while pieces[-1]:
+            pieces.append(asker.recv(2**16))
+        request: dict[str, Any] = json.loads(b"".join(pieces))
+    except (OSError, ValueError):
+        _close(files)
+        raise
+    return request, files
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def become(request: dict[str, Any], num_threads: int) -> None:
+    """Be the worker that was asked for; this process then ends."""
+    atexit.register(_leave)  # before Ray registers anything: it is the last to be called
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.setpgid(0, 0)  # Ray ends the whole group of a worker
+    os.nice(max(0, request["nice"] - os.nice(0)))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # as Ray marks its workers
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"] | {THREADS: str(num_threads)})
+    import numpy
+    import ray._private.workers
+    import ray._raylet
+
+    compiled: Any = ray._raylet  # without types
+    compiled.Config.initialize("")  # Ray reads its variables again
+    random.seed()
+    numpy.random.seed()
+    script = os.path.join(os.path.dirname(ray._private.workers.__file__), "default_worker.py")
+    sys.argv = [script, *request["arguments"]]
+    sys.path[0] = os.path.dirname(script)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _leave() -> None:
+    """End at once: what was set aside is not taken apart, which some libraries would report as a leak."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _listener, _num_threads = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
+    become(serve(_listener, _num_threads), _num_threads)

@@ -1,0 +1,103 @@
+"""Workers on processors are forks of one process that has imported the engines (``hfsdk/engine/ray/worker_forks.py``)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import hfsdk as hf
+from hfsdk.engine.ray import fork_setup_worker
+
+pytestmark = pytest.mark.slow
+
+
+def look(rank):
+    """What shows that a worker began as a new process of Ray would, and that nothing was imported which it does not need."""
+    import torch
+
+    own = psutil.Process()
+    return {
+        "alone": os.getpgrp() == os.getpid(),
+        "parent": " ".join(own.parent().cmdline()),
+        "raylet": int(os.environ["RAY_RAYLET_PID"]),
+        "nice": own.nice(),
+        "oom": int(Path("/proc/self/oom_score_adj").read_text(encoding="utf-8")),
+        "folder": os.getcwd(),
+        "threads": (os.environ["OMP_NUM_THREADS"], torch.get_num_threads()),
+        "needless": sorted(name for name in sys.modules if name.startswith(("vllm.entrypoints.openai.", "cv2"))),
+        "child": subprocess.run(["/bin/sh", "-c", "exit 3"], check=False).returncode,
+    }
+
+
+def test_workers_are_forks_and_as_new_processes_would_be(live):
+    seen = live.actor.run(look)
+    raylet = psutil.Process(seen[0]["raylet"])
+    for worker in seen:
+        assert "worker_forks" in worker["parent"]
+        assert worker["alone"], "Ray ends a worker's whole group with it"
+        assert (worker["nice"], worker["oom"]) == (min(19, raylet.nice() + 15), 1000), "as Ray has its workers"
+        assert (worker["folder"], worker["threads"], worker["child"]) == (raylet.cwd(), ("1", 1), 3)
+        assert worker["needless"] == []
+    assert raylet.name() == "raylet"
+
+
+def test_another_number_of_threads_is_a_process_of_its_own(ray_here):
+    several = os.cpu_count() or 1
+    if several == 1:
+        pytest.skip("this machine has one processor: each worker has one thread")
+    with hf.Session(devices=1, name="threads") as session:
+        (worker,) = session.critic("tiny").run(look)
+    assert worker["threads"] == (str(several), several), "OpenMP reads it once, when torch is imported"
+    assert "worker_forks" not in worker["parent"]
+
+
+ON_ITS_OWN = """
+import json, sys, psutil
+sys.path.insert(0, sys.argv[1])
+from test_system_forks import look
+import hfsdk as hf
+servers = lambda: [p for p in psutil.Process().children() if "worker_forks" in " ".join(p.cmdline())]
+with hf.Session(devices=2, name="forks") as session:
+    one = session.critic("tiny", train="dp2").run(look)[0]["parent"]
+    (server,) = servers()
+    server.kill()
+    session.close()
+with hf.Session(devices=2, name="again") as session:
+    again = session.critic("tiny", train="dp2").run(look)[0]["parent"]
+    (server,) = servers()
+    server.kill()
+    server.wait()
+    with hf.Session(devices=2, name="without") as other:
+        without = other.critic("tiny", train="dp2").run(look)[0]["parent"]
+    here = session.models.critic.run(look)[0]["parent"]
+print(json.dumps(["worker_forks" in one, "worker_forks" in again, "worker_forks" in without, "raylet" in without, here]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_where_the_server_has_ended_ray_starts_workers(ray_here):
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ended = subprocess.run([sys.executable, "-c", ON_ITS_OWN, str(Path(__file__).parent)], capture_output=True, text=True, env=env)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    *seen, here = json.loads(ended.stdout.splitlines()[-1])
+    assert seen == [True, True, False, True]
+    assert "worker_forks" not in here, "a worker outlives what it was forked from"
+
+
+@pytest.mark.parametrize(
+    ("context", "can"),
+    [
+        ({}, True),
+        ({"env_vars": {"RAY_max_direct_call_object_size": "0"}, "py_executable": sys.executable, "command_prefix": []}, True),
+        ({"env_vars": {"OMP_NUM_THREADS": "4"}}, False),
+        ({"py_executable": "/usr/bin/other"}, False),
+        ({"command_prefix": ["nsys"]}, False),
+        ({"env_vars": {}, "override_worker_entrypoint": "/other.py"}, False),
+    ],
+)
+def test_which_environments_a_fork_can_have(context, can):
+    assert fork_setup_worker.forkable(context) is can
