@@ -364,7 +364,7 @@ class ControllerClient:
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
-        aside = Aside(listener)
+        aside = Aside(listener, lambda: self.closed)
         unsubscribe = self.subscribe(aside)
         self._asides.append(aside)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import warnings
+from collections.abc import Callable
 
 from hfsdk.core.call_events import Event, Listener
-from hfsdk.core.errors import SessionClosedError
+from hfsdk.core.errors import CallCancelledError, SessionClosedError
 from hfsdk.core.system import can_start_threads
 
 ENDS = ("call_done", "call_failed", "call_cancelled")
@@ -38,8 +39,9 @@ class Aside:
     unless it is ``BEHIND_S`` behind.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, is_closed: Callable[[], bool]) -> None:
         self._listener = listener
+        self._is_closed = is_closed
         self._queue: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
         self._here = threading.local()
         self._own: set[int] = set()
@@ -104,7 +106,8 @@ class Aside:
             self._stopped = True
         except Exception as error:  # the user's: the work goes on, and the listener is dropped
             self._stopped = True
-            warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
+            if not (isinstance(error, CallCancelledError) and self._is_closed()):  # what it waited for ended with the session
+                warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
 
     def stop(self) -> None:
         """End after what the listener has not heard yet; wait a moment for that."""

@@ -20,6 +20,9 @@ import hfsdk as hf
 from hfsdk.testing.exercise_kinds import Code, Loss, StepCode
 from hfsdk.testing.exercises import EXERCISES
 
+WITHOUT_ENGINES = "10"
+"""Needs none, and is run where there is none, by ``tests/test_without_engines.py``."""
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 QUICK = ("01",)
 """Run by `make test` too."""
@@ -93,7 +96,7 @@ def kernel():
     made.end()
 
 
-@pytest.mark.parametrize("path", [case(path) for path in NOTEBOOKS], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [case(path) for path in NOTEBOOKS if not path.name.startswith(WITHOUT_ENGINES)], ids=lambda p: p.stem)
 def test_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if "stored" not in cell.metadata.get("tags", [])]

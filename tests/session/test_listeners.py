@@ -157,3 +157,28 @@ def test_one_that_raises_on_its_thread_is_dropped_with_a_warning(session):
 def test_what_is_no_function_is_refused(session):
     with pytest.raises((hf.OptionError, TypeError), match=r"subscribe|listener"):
         session.subscribe(0)
+
+
+def test_a_listener_whose_call_ends_with_the_session_is_no_news(recwarn):
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        session.actor("tiny")
+        session.place("colocate")
+        inside, closed = threading.Event(), threading.Event()
+        ended = []
+
+        def wait(event):
+            if event["type"] == "call_done":
+                inside.set()
+                assert closed.wait(LIMIT_S)
+                ended.append(event["call_id"])
+                raise hf.CallCancelledError("cancelled before it started")
+
+        session.subscribe(wait)
+        calls_of(session).wait()
+        assert inside.wait(LIMIT_S)
+        threading.Timer(0.2, closed.set).start()
+    deadline = time.monotonic() + LIMIT_S
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended
+    assert [str(w.message) for w in recwarn if "dropped" in str(w.message)] == []

@@ -63,7 +63,7 @@ def import_engine() -> None:
         unused.enter_context(startup.not_there("cv2"))
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
-        import vllm.v1.engine.llm_engine  # noqa: F401
+        import vllm.v1.engine.llm_engine
     if cpu.on_cpu():
         with startup.making_what_stays():  # what the first engine would import: forks have it, then
             import vllm.renderers.hf
