@@ -106,6 +106,20 @@ def prepare() -> None:
     torch._dynamo.config.disable = True  # the variable comes too late where dynamo was imported already
 
 
+def make_ready() -> None:
+    """Import, and do once, what the first engine of a process would: forks of this process have it, then."""
+    import vllm.model_executor.layers.quantization.online.base
+    import vllm.renderers.hf
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging_if_needed
+    from vllm.platforms import current_platform
+
+    configure_logging_if_needed(LoggingConfig())
+    current_platform.import_kernels()
+    _once(current_platform.register_triton_kernel_overrides)
+
+
 # --- shared memory of tensor-parallel ranks ---------------------------------------------------------------------------
 
 

@@ -63,11 +63,9 @@ def import_engine() -> None:
         unused.enter_context(startup.not_there("cv2"))
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
-        import vllm.v1.engine.llm_engine
     if cpu.on_cpu():
-        with startup.making_what_stays():  # what the first engine would import: forks have it, then
-            import vllm.renderers.hf
-            import vllm.v1.worker.cpu_worker  # noqa: F401
+        with startup.making_what_stays():
+            cpu.make_ready()
 
 
 def use_batch_invariant_kernels() -> None:
