@@ -7,8 +7,8 @@ Ray runs it as a script, in place of its own ``setup_worker.py`` (Ray looks for 
                                    --language=PYTHON --serialized-runtime-env-context={"env_vars": {"RAY_...": ...}, ...}
 
 It sends its arguments, environment and files, and ends: the worker registers by itself, with its own process id. Where there is no
-server, or an environment that forks cannot have (another number of threads, which OpenMP reads once), it becomes what Ray would
-have started. It imports neither Ray nor hfsdk, for what it spares is exactly that.
+server, or a runtime environment of which forks would have too little (libraries read variables when they are imported), it becomes
+what Ray would have started. It imports neither Ray nor hfsdk, for what it spares is exactly that.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from hfsdk.core.errors import PlacementError, WorkerDiedError
 from hfsdk.core.placement import Pool
 from hfsdk.engine.process.gpus import SHOW_ALL
 from hfsdk.engine.process.rendezvous import LOOPBACK
-from hfsdk.engine.ray import ray_start
 from hfsdk.engine.ray.own_folders import remove_segments
 from hfsdk.engine.ray.ray_cluster import Node, check_present, present
 from hfsdk.engine.ray.ray_links import DeviceWorker, PoolState, RayLinks
@@ -163,8 +162,7 @@ class RayPools:
             log_file = str(self._options.folder / f"device{device}.log")
             cpus = 0 if self._options.shares_cpus else 1
             node = NodeAffinitySchedulingStrategy(self.nodes[device].ray_id, soft=False)
-            told = dict(SHOW_ALL) if gpus else ray_start.environment_of_worker(self._options.num_threads)
-            shown: dict[str, Any] = {"runtime_env": {"env_vars": told}} if told else {}
+            shown: dict[str, Any] = {"runtime_env": {"env_vars": SHOW_ALL}} if gpus else {}
             handle = RayWorker.options(num_gpus=gpus, num_cpus=cpus, scheduling_strategy=node, **shown).remote(
                 device, log_file, self._options.num_threads, self._options.deterministic
             )

@@ -138,7 +138,7 @@ class RayRuntime:
         self, num_devices: int | None, address: str | None, num_threads: int | None, start_s: float, *of_worker: Any
     ) -> None:
         """Get to a Ray, look at its devices, and have their processes begin to start where it is ours."""
-        self.notices = ray_start.enter(self._job_id, num_devices, address, num_threads=num_threads)
+        self.notices = ray_start.enter(self._job_id, num_devices, address)
         shares_cpus = self._own_machine or (ray_start.owns(self._job_id) and address in (None, "local"))
         self.cluster, nodes = describe(num_devices, shares_cpus)
         self._own_folder = own_folders.create(self._job_id)

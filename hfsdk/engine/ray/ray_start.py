@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -29,7 +28,7 @@ from hfsdk.engine.process.interrupts import deliver, held
 from hfsdk.engine.ray import own_folders, ray_access
 from hfsdk.engine.ray.own_folders import OwnFolder
 from hfsdk.engine.ray.ray_cluster import SHIPPED, Access, ask_alive, check_same
-from hfsdk.engine.ray.worker_forks import SCRIPT, WorkerForks, can_fork, environment_of
+from hfsdk.engine.ray.worker_forks import SCRIPT, WorkerForks, can_fork
 
 START_TRIES = 8
 """A raylet ends itself when its agent takes more than about 15 s to start, as on a busy machine: then once more."""
@@ -72,9 +71,7 @@ _mode_before: list[str | None] = []
 """The environment's ``RAY_AUTH_MODE``, while it is another one than the user's."""
 
 
-def enter(
-    job_id: str, num_devices: int | None, address: str | None, *, near: bool = False, num_threads: int | None = None
-) -> list[str]:
+def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bool = False) -> list[str]:
     """Have a Ray for a session: the one of this process, else one of its own, or the cluster at an address.
 
     Args:
@@ -82,7 +79,6 @@ def enter(
         num_devices: processors of a Ray of its own.
         address: ``None`` or ``"local"`` for that; else ``"auto"`` or ``host:port``.
         near: whether hfsdk itself started what is at the address, on this machine.
-        num_threads: of each worker, where it is known.
 
     Returns:
         What the user has to know about who can reach it.
@@ -96,7 +92,7 @@ def enter(
             leave(user)
         if not ray.is_initialized():
             own_folders.clear_left(tempfile.gettempdir())
-            notices = start(num_devices, num_threads) if address in (None, "local") else join(str(address), near=near)
+            notices = start(num_devices) if address in (None, "local") else join(str(address), near=near)
             _own_ray.add(job_id)
         elif address not in (None, "local", "auto"):
             check_same(str(address))
@@ -139,19 +135,10 @@ def forgo(job_id: str) -> None:
     timer.start()
 
 
-def environment_of_worker(num_threads: int) -> dict[str, str]:
-    """Return what the Ray of this process has to be told of a worker's environment."""
-    return environment_of(num_threads, _forks)
-
-
-def start(num_cpus: int | None, num_threads: int | None = None) -> list[str]:
+def start(num_cpus: int | None) -> list[str]:
     """Start a Ray of this process's own; return what the user has to know.
 
     A Ctrl-C ends what was begun. Leftovers of killed processes are removed first.
-
-    Args:
-        num_cpus: for how many workers.
-        num_threads: of each; by default they share the processors.
 
     Raises:
         PlacementError: the environment switches authentication off, there is no place for the folder, or Ray is too slow.
@@ -168,7 +155,7 @@ def start(num_cpus: int | None, num_threads: int | None = None) -> list[str]:
         try:
             _require_token()
             if can_fork():
-                _forks = WorkerForks(_folder.path, num_threads or max(1, (os.cpu_count() or 1) // (num_cpus or sys.maxsize)))
+                _forks = WorkerForks(_folder.path)
             _init(num_cpus, str(_folder.path / "r"))  # Ray makes that one 0777
             deliver()
         except BaseException:

@@ -10,8 +10,8 @@ What is imported is there once: in time, and in memory (its pages are shared unt
 thread and has computed nothing, so that its forks begin as a new process would. It ends when its starter does; workers, which know
 their raylet, end with that.
 
-Only Linux, and only without a GPU's driver: CUDA does not survive a fork, and starts threads. OpenMP reads its number of threads
-once; a worker that needs another one is started as Ray does (``environment_of``).
+Only Linux, and only without a GPU's driver: CUDA does not survive a fork, and starts threads. OpenMP, which reads its number of
+threads once, has one in forks until a thread asks for more; a worker's lane does (``Worker.use_this_thread``).
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ from hfsdk.engine.worker.engines import import_engines
 SOCKET = "forks"
 """Name in the folder of Ray; ``fork_setup_worker.py`` knows it too."""
 
-THREADS = "HFSDK_FORKS_THREADS"
-"""In the environment of forks: how many threads OpenMP has there."""
-
 STARTER = 0
 """Its standard input, which is at its end when its starter has ended."""
 
@@ -60,22 +57,20 @@ def can_fork() -> bool:
 class WorkerForks:
     """The server, as its starter sees it."""
 
-    def __init__(self, folder: Path, num_threads: int) -> None:
+    def __init__(self, folder: Path) -> None:
         """Start it; it imports while the caller goes on.
 
         Args:
             folder: of Ray, in which it listens.
-            num_threads: of OpenMP in its forks.
         """
-        self.num_threads = num_threads
         known = os.pathsep.join(place for place in sys.path if place)
-        variables = os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": str(num_threads)}
+        variables = os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"}
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(folder / SOCKET))  # here, so that whoever asks finds it and waits
         listener.listen(128)
         with listener, open(folder / f"{SOCKET}.log", "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno()), str(num_threads)],
+                [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno())],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
                 pass_fds=(listener.fileno(),),
             )  # fmt: skip
@@ -86,15 +81,9 @@ class WorkerForks:
         self._process.communicate()
 
 
-def environment_of(num_threads: int, forks: WorkerForks | None) -> dict[str, str]:
-    """Return what Ray has to be told of a worker's environment: its number of threads, where forks have another one."""
-    there = str(forks.num_threads) if forks is not None else os.environ.get(THREADS, "")
-    return {} if there in ("", str(num_threads)) else {"OMP_NUM_THREADS": str(num_threads)}
-
-
-def serve(listener: socket.socket, num_threads: int) -> dict[str, Any]:
+def serve(listener: socket.socket) -> dict[str, Any]:
     """Be the server. Returns in forks alone: what one was asked for."""
-    os.environ.update(environment.of_worker(num_threads, False))
+    os.environ.update(environment.of_worker(1, False))
     with startup.not_there("ray"):  # which vLLM would import
         import_engines()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing to wait for
@@ -147,7 +136,7 @@ def _close(files: list[int]) -> None:
         os.close(file)
 
 
-def become(request: dict[str, Any], num_threads: int) -> None:
+def become(request: dict[str, Any]) -> None:
     """Be the worker that was asked for; this process then ends."""
     atexit.register(_leave)  # before Ray registers anything: it is the last to be called
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -158,7 +147,7 @@ def become(request: dict[str, Any], num_threads: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # as Ray marks its workers
     os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(request["environment"] | {THREADS: str(num_threads)})
+    os.environ.update(request["environment"])
     import numpy
     import ray._private.workers
     import ray._raylet
@@ -182,5 +171,4 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
-    _listener, _num_threads = socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3])
-    become(serve(_listener, _num_threads), _num_threads)
+    become(serve(socket.socket(fileno=int(sys.argv[2]))))
