@@ -64,7 +64,7 @@ def import_engine() -> None:
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
     if cpu.on_cpu():
-        with startup.making_what_stays():
+        with startup.making_what_stays(), startup.not_there("cv2"):
             cpu.make_ready()
 
 
