@@ -199,9 +199,7 @@ def _construction_on_cpu(name: str, rank: int) -> Iterator[list[nn.Module]]:
         _replaced(ExecutorWithExternalLauncher, "_distributed_args", distributed_args),
         _replaced(torch.ops._C, "init_cpu_memory_env", lambda nodes: None),
         _replaced(current_platform, "register_triton_kernel_overrides", partial(_once, replace_kernels)),
-        warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
         try:
             yield plain
         finally:
@@ -212,7 +210,9 @@ def _construction_on_cpu(name: str, rank: int) -> Iterator[list[nn.Module]]:
 @functools.cache
 def _once(replace_kernels: Callable[[], None]) -> None:
     """Replace vLLM's Triton kernels, unless it was done in this process: it looks for them in all modules."""
-    replace_kernels()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # vLLM walks over torch's deprecated names
+        replace_kernels()
 
 
 @contextmanager
