@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
 if multiprocessing.parent_process() is None:
@@ -37,10 +39,27 @@ def run(function, world_size, *args, timeout_s=450.0):
         return _run(function, world_size, args, timeout_s)
 
 
-def _run(function, world_size, args, timeout_s):
-    # a server that has imported the engine once forks the processes: importing it in each would take most of the time
+def forked():
+    """Return the context of a server that has imported the engine once: importing it in each process would take most of the time.
+
+    Python 3.11 does not tell the server where this process looks for modules, and skips what the server does not find.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(place for place in sys.path if place)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
+
+
+def _run(function, world_size, args, timeout_s):
+    context = forked()
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = {}, []
         for rank in range(world_size):
@@ -100,6 +119,7 @@ def _child(pipe, function, rank, world_size, folder, args):
     faulthandler.register(signal.SIGUSR1, file=told)
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     try:
+        assert "preloaded" in sys.modules, "each process imports the engine anew: its server has not found the module"
         import torch
         import torch.distributed as dist
 

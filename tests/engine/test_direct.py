@@ -1,6 +1,5 @@
 """Weights straight from rank to rank of two pools, in real processes over gloo: bit for bit, counted, never waited for in vain."""
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -13,7 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from spawn import run
+from spawn import forked, run
 from test_bridge import blank, boxes_of, check_taken, cut, full_of, roles
 from torch.distributed import distributed_c10d as c10d
 
@@ -224,7 +223,7 @@ def test_a_rank_that_dies_with_a_message_half_way_lets_the_other_go(dies, tmp_pa
     """Gloo itself does not tell: what is half written, or half read, waits for the group's limit."""
     from hfsdk.engine.ray.ray_links import PEER_LEFT
 
-    context, pipes, processes = multiprocessing.get_context("forkserver"), [], []
+    context, pipes, processes = forked(), [], []
     for rank in range(2):
         mine, theirs = context.Pipe()
         processes.append(context.Process(target=half_way, args=(rank, dies, str(tmp_path), theirs), daemon=True))
