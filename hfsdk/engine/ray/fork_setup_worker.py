@@ -60,6 +60,14 @@ def _folder_of(package: str) -> str:
     return os.path.dirname(spec.origin)
 
 
+def _here() -> str:
+    """Return this process's folder; that of a kernel may have been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return os.sep
+
+
 def main() -> None:
     """Have a worker made for the arguments of this process."""
     given = [argument for argument in sys.argv[1:] if argument != __file__ and argument not in ("-s", "-S")]
@@ -69,7 +77,7 @@ def main() -> None:
     folder = next((a.partition("=")[2] for a in plain if a.startswith("--temp-dir=")), "")
     if folder and forkable(context):
         variables = {**os.environ, **(context.get("env_vars") or {})}
-        request = {"arguments": plain, "environment": variables, "folder": os.getcwd(), "nice": os.nice(0)}
+        request = {"arguments": plain, "environment": variables, "folder": _here(), "nice": os.nice(0)}
         if ask(os.path.join(os.path.dirname(folder), "forks"), request):
             return
     workers = os.path.join(_folder_of("ray"), "_private", "workers")

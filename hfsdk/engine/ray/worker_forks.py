@@ -145,7 +145,8 @@ def become(request: dict[str, Any]) -> None:
     os.nice(max(0, request["nice"] - os.nice(0)))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # as Ray marks its workers
-    os.chdir(request["folder"])
+    with contextlib.suppress(OSError):
+        os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     import numpy
