@@ -22,9 +22,10 @@ else
 LOCK := requirements/cpu.lock
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-# Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. Python compiles what it imports,
-# a fifth of the files.
+# Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. pip would compile their files
+# one after the other; COMPILE_ALL does so on all cores.
 INSTALL := $(PIP) install --no-compile --no-deps --only-binary :all: --require-hashes
+COMPILE_ALL := $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 hash = $(shell (sha256sum $(1) 2>/dev/null || shasum -a 256 $(1)) | cut -c1-12)
 STAMP := .venv/.setup-$(call hash,$(LOCK))
 DOCS_STAMP := .venv-docs/.setup-$(call hash,requirements/docs.lock)
@@ -53,6 +54,7 @@ else
 	@echo "installing the other $$(($$(grep -c '^[^ ]*==' $(LOCK)) - 1)) pinned packages (about two minutes)"
 endif
 	@$(INSTALL) -r $(LOCK)
+	@$(COMPILE_ALL)  # fails for templates that are no Python, as pip knows
 	@$(PIP) install --no-deps --no-build-isolation --no-index -e .
 	@$(BIN)/python -m hfsdk.assets prepare \
 		|| echo "Setup goes on: what is missing is fetched when it is first asked for, or by .venv/bin/python -m hfsdk.assets prepare"
