@@ -63,6 +63,7 @@ def import_engine() -> None:
         unused.enter_context(startup.not_there("cv2"))
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
+        import vllm.v1.engine.llm_engine  # noqa: F401
     if cpu.on_cpu():
         with startup.making_what_stays(), startup.not_there("cv2"):
             cpu.make_ready()
