@@ -55,12 +55,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: LONG_FIRST.get(_folder(item.nodeid), len(LONG_FIRST)))
 
 
+def pytest_configure(config):
+    """Where all processes of a run are started from here, one more imports the engines for every Ray of theirs."""
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        from hfsdk.engine.ray import worker_forks
+
+        if worker_forks.can_fork():
+            imported = worker_forks.engines_imported()
+            imported.__enter__()
+            config.add_cleanup(lambda: imported.__exit__(None, None, None))
+
+
 def pytest_runtest_setup(item):
     """Tests marked gpu are skipped where there is none; torch is asked for them alone."""
     if item.get_closest_marker("gpu"):
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device here")
+
+
+def pytest_runtest_teardown(item):
+    """torch wraps the hook at every group of a process (``[rank0]: [rank0]: ...``): what this process says would be unreadable."""
+    sys.excepthook = sys.__excepthook__
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,19 @@
 """Workers on processors are forks of one process that has imported the engines (``hfsdk/engine/ray/worker_forks.py``)."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from system_helpers import until
 
 import hfsdk as hf
-from hfsdk.engine.ray import fork_setup_worker
+from hfsdk.engine.ray import fork_setup_worker, worker_forks
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +28,7 @@ def look(rank):
     return {
         "alone": os.getpgrp() == os.getpid(),
         "parent": " ".join(own.parent().cmdline()),
+        "server": own.ppid(),
         "raylet": int(os.environ["RAY_RAYLET_PID"]),
         "nice": own.nice(),
         "oom": int(Path("/proc/self/oom_score_adj").read_text(encoding="utf-8")),
@@ -57,6 +61,8 @@ def test_another_number_of_threads_is_that_of_forks_too(ray_here):
     assert "worker_forks" in worker["parent"]
 
 
+HERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
 ON_ITS_OWN = """
 import json, sys, psutil
 sys.path.insert(0, sys.argv[1])
@@ -76,10 +82,41 @@ print(json.dumps(["worker_forks" in parent for parent in (before, without, after
 
 @pytest.mark.timeout(300)
 def test_where_the_server_has_ended_ray_starts_workers(ray_here):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {name: value for name, value in HERE.items() if name != worker_forks.ENGINES}
     ended = subprocess.run([sys.executable, "-c", ON_ITS_OWN, str(Path(__file__).parent)], capture_output=True, text=True, env=env)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert json.loads(ended.stdout.splitlines()[-1]) == [True, False, False, True], "and a worker outlives what it was forked from"
+
+
+KILLED = """
+import os, psutil, signal, sys
+sys.path.insert(0, sys.argv[1])
+from test_system_forks import look
+import hfsdk as hf
+with hf.Session(devices=1, name="forks") as session:
+    session.critic("tiny").run(look)
+with hf.Session(devices=1, name="again") as session:
+    server = session.critic("tiny").run(look)[0]["server"]
+    assert server not in [child.pid for child in psutil.Process().children()], "it is a child of what imported"
+    assert "torch" not in sys.modules, "a controller computes nothing"
+    print(server, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_one_process_imports_for_every_ray_and_its_forks_end_with_their_starters(ray_here):
+    there = contextlib.nullcontext() if worker_forks.ENGINES in os.environ else worker_forks.engines_imported()
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent)]
+    with there:
+        env = HERE | {worker_forks.ENGINES: os.environ[worker_forks.ENGINES]}
+        for _ in range(2):
+            ended = subprocess.run(command, capture_output=True, text=True, env=env)
+            assert ended.returncode == -9, ended.stderr[-3000:]
+            server = int(ended.stdout)
+            until("the server to end with its starter", lambda server=server: not psutil.pid_exists(server))
+            with socket.socket(socket.AF_UNIX) as asker:
+                asker.connect(env[worker_forks.ENGINES])  # what imported is there for the next
 
 
 @pytest.mark.parametrize(

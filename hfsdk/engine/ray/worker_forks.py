@@ -10,6 +10,9 @@ What is imported is there once: in time, and in memory (its pages are shared unt
 thread and has computed nothing, so that its forks begin as a new process would. It ends when its starter does; workers, which know
 their raylet, end with that.
 
+Who starts many sessions in many processes, as the tests do, can have one process import for all of them: ``engines_imported()``
+starts it, and the server of every Ray that is started while ``HFSDK_ENGINES`` names its socket is a fork of it.
+
 Only Linux, and only without a GPU's driver: CUDA does not survive a fork, and starts threads. OpenMP, which reads its number of
 threads once, has one in forks until a thread asks for more; a worker's lane does (``Worker.use_this_thread``).
 """
@@ -27,8 +30,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hfsdk.engine.process import gpus, startup
 from hfsdk.engine.worker import environment
@@ -37,11 +42,17 @@ from hfsdk.engine.worker.engines import import_engines
 SOCKET = "forks"
 """Name in the folder of Ray; ``fork_setup_worker.py`` knows it too."""
 
+ENGINES = "HFSDK_ENGINES"
+"""In the environment: the socket of a process that has imported the engines already."""
+
 STARTER = 0
 """Its standard input, which is at its end when its starter has ended."""
 
 ASK_S = 10.0
 """How long a request may take to come."""
+
+START_S = 120.0
+"""How long a server may take to be forked: the process with the engines may still import them."""
 
 NO_JOB = "ffffffff"
 """How Ray writes that a worker takes the job of its first task; it reads that once, when it is imported."""
@@ -63,29 +74,77 @@ class WorkerForks:
         Args:
             folder: of Ray, in which it listens.
         """
-        known = os.pathsep.join(place for place in sys.path if place)
-        variables = os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"}
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(folder / SOCKET))  # here, so that whoever asks finds it and waits
         listener.listen(128)
         with listener, open(folder / f"{SOCKET}.log", "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno())],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
-                pass_fds=(listener.fileno(),),
-            )  # fmt: skip
+            self._forked = _fork_of(os.environ.get(ENGINES), folder, listener.fileno(), log.fileno())
+            self._process = None if self._forked else _started(folder, listener, log)
 
     def end(self) -> None:
         """End it; its forks stay."""
-        self._process.kill()
-        self._process.communicate()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        elif self._forked is not None:
+            os.close(self._forked)
+            self._forked = None
+
+
+def _started(folder: Path, listener: socket.socket, log: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    """Return a new process that imports the engines."""
+    known = os.pathsep.join(place for place in sys.path if place)
+    variables = os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno())],
+        stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
+        pass_fds=(listener.fileno(),),
+    )  # fmt: skip
+
+
+def _fork_of(engines: str | None, folder: Path, listener: int, log: int) -> int | None:
+    """Have the server be a fork of a process that has imported the engines.
+
+    Returns:
+        What ends it when it is closed; ``None`` without such a process, or where that has other files of hfsdk.
+    """
+    if not engines:
+        return None
+    request = {"listens": str(folder), "hfsdk": SCRIPT, "path": [place for place in sys.path if place]}
+    theirs, mine = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker, contextlib.suppress(OSError):
+        asker.settimeout(START_S)
+        asker.connect(engines)
+        socket.send_fds(asker, [json.dumps(request).encode()], [theirs, log, log, listener])
+        asker.shutdown(socket.SHUT_WR)
+        if asker.recv(1) == b"+":
+            os.close(theirs)
+            return mine
+    os.close(theirs)
+    os.close(mine)
+    return None
+
+
+@contextlib.contextmanager
+def engines_imported() -> Iterator[None]:
+    """Have one process import the engines for every Ray that this process, or one that it starts, starts in the meantime."""
+    with tempfile.TemporaryDirectory(prefix="engines-") as folder:
+        path = Path(folder)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path / SOCKET))
+            listener.listen(128)
+            process = _started(path, listener, subprocess.DEVNULL)
+        os.environ[ENGINES] = str(path / SOCKET)
+        try:
+            yield
+        finally:
+            del os.environ[ENGINES]
+            process.kill()
+            process.communicate()
 
 
 def serve(listener: socket.socket) -> dict[str, Any]:
     """Be the server. Returns in forks alone: what one was asked for."""
-    os.environ.update(environment.of_worker(1, False))
-    with startup.not_there("ray"):  # which vLLM would import
-        import_engines()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing to wait for
     while True:
         ready, _, _ = select.select([listener.fileno(), STARTER], [], [])
@@ -95,18 +154,25 @@ def serve(listener: socket.socket) -> dict[str, Any]:
         with asker, contextlib.suppress(OSError, ValueError):
             asker.settimeout(ASK_S)
             request, files = _read(asker)
-            _import_ray(request["environment"])
-            if len(os.listdir("/proc/self/task")) > 1:
+            if not _ready_for(request):
                 asker.sendall(b"-")
             elif os.fork() == 0:
                 listener.close()
-                for number, file in enumerate(files):
+                for number, file in enumerate(files[:3]):
                     os.dup2(file, number)
-                _close(files)
-                return request
+                _close(files[:3])
+                return request | {"more": files[3:]}
             else:
                 asker.sendall(b"+")
             _close(files)
+
+
+def _ready_for(request: dict[str, Any]) -> bool:
+    """Whether this process can be forked for a request."""
+    if "listens" in request:
+        return request["hfsdk"] == SCRIPT and "ray" not in sys.modules
+    _import_ray(request["environment"])
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _import_ray(told: dict[str, str]) -> None:
@@ -119,7 +185,7 @@ def _import_ray(told: dict[str, str]) -> None:
 
 def _read(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return a request and the files that came with it."""
-    content, files, _, _ = socket.recv_fds(asker, 2**16, 3)
+    content, files, _, _ = socket.recv_fds(asker, 2**16, 4)
     try:
         pieces = [content]
         while pieces[-1]:
@@ -171,5 +237,25 @@ def _leave() -> None:
     os._exit(0)
 
 
+def main(number: int) -> None:
+    """Be the server, a server forked from it, or a worker; this process ends as one of them.
+
+    Args:
+        number: of the file on which it listens.
+    """
+    os.environ.update(environment.of_worker(1, False))
+    with startup.not_there("ray"):  # which vLLM would import
+        import_engines()
+    request = serve(socket.socket(fileno=number))
+    if "listens" in request:
+        from setproctitle import setproctitle
+
+        os.setsid()
+        setproctitle(f"{sys.executable} -m {__spec__.name} --folder={request['listens']}")
+        sys.path.extend(place for place in request["path"] if place not in sys.path)
+        request = serve(socket.socket(fileno=request["more"][0]))
+    become(request)
+
+
 if __name__ == "__main__":
-    become(serve(socket.socket(fileno=int(sys.argv[2]))))
+    main(int(sys.argv[2]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfsdk.core.arguments import StateMove
 from hfsdk.core.call_flow import Call
@@ -19,11 +19,12 @@ from hfsdk.core.errors import CallError, HfsdkError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, StateGoneError, Weights
 from hfsdk.engine.process.rendezvous import Link
-from hfsdk.engine.weights.bridge import num_bytes_of
 from hfsdk.engine.worker.answer import NO_ROWS, Answer
-from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import ObjectsGoneError
 from hfsdk.engine.worker.worker import Worker
+
+if TYPE_CHECKING:  # what controllers import: these import torch
+    from hfsdk.engine.worker.kept_share import KeptShare
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +196,8 @@ class MoveState(Request):
 
 def _sent(worker: Worker, kept: KeptShare) -> Answer:
     """Put a share of a state into the store."""
+    from hfsdk.engine.weights.bridge import num_bytes_of
+
     summary, packed = kept.packed()
     return Answer(part=worker.store.put((summary, packed)), num_bytes=num_bytes_of(packed))
 
