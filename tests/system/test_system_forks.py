@@ -29,6 +29,7 @@ def look(rank):
         "alone": os.getpgrp() == os.getpid(),
         "parent": " ".join(own.parent().cmdline()),
         "server": own.ppid(),
+        "title": own.cmdline()[0],
         "raylet": int(os.environ["RAY_RAYLET_PID"]),
         "nice": own.nice(),
         "oom": int(Path("/proc/self/oom_score_adj").read_text(encoding="utf-8")),
@@ -44,6 +45,7 @@ def test_workers_are_forks_and_as_new_processes_would_be(live):
     raylet = psutil.Process(seen[0]["raylet"])
     for worker in seen:
         assert "worker_forks" in worker["parent"]
+        assert worker["title"].startswith("ray::"), "as Ray names what it starts"
         assert worker["alone"], "Ray ends a worker's whole group with it"
         assert (worker["nice"], worker["oom"]) == (min(19, raylet.nice() + 15), 1000), "as Ray has its workers"
         assert (worker["folder"], worker["threads"], worker["child"]) == (raylet.cwd(), ("1", 1, 1), 3)

@@ -154,7 +154,7 @@ def end_processes(path: Path) -> list[int]:
 
     Args:
         path: the folder. A process belongs to it when an option of its command line names the folder, or when it is one of those
-            that Ray gives a title of its own (``ray::...``) and it has a file of the folder open.
+            that Ray gives a title of its own (``ray::...``), or a fork without one yet, and it has a file of the folder open.
     """
     ended: list[psutil.Process] = []
     for _ in range(3):  # what is killed may just have started another
@@ -177,8 +177,8 @@ def _belonging(path: Path) -> Iterator[psutil.Process]:
                 continue
             command = process.cmdline()
             named = any(option.startswith("-") and f"={inside}" in f"{option}{os.sep}" for option in command)
-            titled = bool(command) and command[0].startswith("ray::")
-            if named or (titled and any(file.path.startswith(inside) for file in process.open_files())):
+            told = bool(command) and (command[0].startswith("ray::") or "hfsdk.engine.ray.worker_forks" in command)
+            if named or (told and any(file.path.startswith(inside) for file in process.open_files())):
                 yield process
 
 

@@ -78,7 +78,7 @@ class WorkerForks:
         listener.bind(str(folder / SOCKET))  # here, so that whoever asks finds it and waits
         listener.listen(128)
         with listener, open(folder / f"{SOCKET}.log", "wb") as log:
-            self._forked = _fork_of(os.environ.get(ENGINES), folder, listener.fileno(), log.fileno())
+            self._forked = _fork_of(os.environ.get(ENGINES), listener.fileno(), log.fileno())
             self._process = None if self._forked else _started(folder, listener, log)
 
     def end(self) -> None:
@@ -102,7 +102,7 @@ def _started(folder: Path, listener: socket.socket, log: int | IO[bytes]) -> sub
     )  # fmt: skip
 
 
-def _fork_of(engines: str | None, folder: Path, listener: int, log: int) -> int | None:
+def _fork_of(engines: str | None, listener: int, log: int) -> int | None:
     """Have the server be a fork of a process that has imported the engines.
 
     Returns:
@@ -110,7 +110,7 @@ def _fork_of(engines: str | None, folder: Path, listener: int, log: int) -> int 
     """
     if not engines:
         return None
-    request = {"listens": str(folder), "hfsdk": SCRIPT, "path": [place for place in sys.path if place]}
+    request = {"listens": True, "hfsdk": SCRIPT, "path": [place for place in sys.path if place]}
     theirs, mine = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker, contextlib.suppress(OSError):
         asker.settimeout(START_S)
@@ -248,10 +248,7 @@ def main(number: int) -> None:
         import_engines()
     request = serve(socket.socket(fileno=number))
     if "listens" in request:
-        from setproctitle import setproctitle
-
         os.setsid()
-        setproctitle(f"{sys.executable} -m {__spec__.name} --folder={request['listens']}")
         sys.path.extend(place for place in request["path"] if place not in sys.path)
         request = serve(socket.socket(fileno=request["more"][0]))
     become(request)
