@@ -23,26 +23,40 @@ def as_before():
     gc.enable()
 
 
-def test_the_collector_is_off_meanwhile_and_what_was_made_is_set_aside():
-    with startup.making_what_stays():
+def test_the_collector_is_off_meanwhile_and_what_was_imported_is_set_aside():
+    with startup.importing():
         assert not gc.isenabled()
-        with pytest.raises(KeyError), startup.making_what_stays():
+        with pytest.raises(KeyError), startup.importing():
             raise KeyError
         assert not gc.isenabled(), "the inner one leaves it to the outer one"
     assert gc.isenabled()
     assert gc.get_freeze_count() > 1000
 
 
-def test_cycles_that_were_set_aside_are_collected_when_everything_is():
-    with startup.making_what_stays():
-        knot = Knot()
-    there = weakref.ref(knot)
-    del knot
+def test_modules_that_freeze_and_melt_are_kept_from_it_and_collect(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "freezing.py").write_text("""
+import gc
+def make(kind):
+    made = kind()
+    gc.freeze()
+    return made
+def end():
+    gc.unfreeze()
+    assert gc.isenabled()
     gc.collect()
-    assert there() is not None
-    startup.collect_everything()
-    assert there() is None
-    assert gc.get_freeze_count() > 1000
+""")
+    with startup.importing():
+        imported = Knot()
+        freezing = importlib.import_module("freezing")
+    startup.keep_frozen("freezing")
+    set_aside = gc.get_freeze_count()
+    made, old = weakref.ref(freezing.make(Knot)), weakref.ref(imported)
+    del imported
+    freezing.end()
+    assert made() is None, "what it made was not frozen"
+    assert old() is not None
+    assert gc.get_freeze_count() <= set_aside, "and what was before still is"
 
 
 def test_a_module_is_not_there_unless_it_was_imported_before(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -275,7 +274,7 @@ def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started, monkeypatch, na
     timeout_s = 90.0 if rank % 2 else None
     _, _, _, setups = started(cluster, timeout_s=timeout_s)
     told, chosen, world = {}, [], SimpleNamespace(bound_device_id="bound")
-    monkeypatch.setattr(worker.startup, "making_what_stays", nullcontext)
+    monkeypatch.setattr(worker.engines, "import_trainer", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cluster.num_gpus)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)

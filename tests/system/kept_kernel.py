@@ -19,9 +19,12 @@ class Kernel:
     """``kernel.run(code)`` runs statements and returns the value of the last expression as JSON has it; an error as text."""
 
     def __init__(self, state):
+        from hfsdk.engine.ray.worker_forks import ENGINES  # here: kernels that run this file may have no Ray
+
+        here = {name: value for name, value in os.environ.items() if name != ENGINES}  # what it starts is known by its state
         self.process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "PYTHONWARNINGS": "ignore"},
+            env=here | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
 
     def send(self, code):

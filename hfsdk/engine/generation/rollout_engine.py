@@ -7,6 +7,7 @@ import os
 import uuid
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,18 +55,29 @@ def check_model(spec: ModelSpec, device_type: str) -> None:
         )
 
 
+FREEZES = ("vllm.utils.gc_utils", "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker", "vllm.distributed.parallel_state")
+"""Modules of vLLM that freeze and melt all objects of the process."""
+
+
 def import_engine() -> None:
-    """Import vLLM ahead of the first engine; takes seconds."""
+    """Import vLLM ahead of the first engine; takes seconds the first time."""
     cpu.prepare()
-    with startup.making_what_stays(), ExitStack() as unused:
+    _import_engine()
+
+
+@cache
+def _import_engine() -> None:
+    with startup.importing(), ExitStack() as unused:
         if cpu.on_cpu():  # a second, to tell it of kernels; on CPU nothing is compiled
             unused.enter_context(startup.not_there("torch._inductor.lowering"))
         unused.enter_context(startup.not_there("cv2"))
         for module in UNUSED:
             unused.enter_context(startup.stood_in(module))
         import vllm.v1.engine.llm_engine  # noqa: F401
+
+        startup.keep_frozen(*FREEZES)
     if cpu.on_cpu():
-        with startup.making_what_stays(), startup.not_there("cv2"):
+        with startup.importing(), startup.not_there("cv2"):
             cpu.make_ready()
 
 
@@ -153,7 +165,7 @@ def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) ->
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    with startup.making_what_stays(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
+    with startup.without_collector(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     dist.barrier()
     cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies

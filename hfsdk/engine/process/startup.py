@@ -1,18 +1,20 @@
 """What makes worker processes start quickly: no import that nothing needs, and little garbage collection.
 
-The engines' modules are hundreds of thousands of objects, all of which a full collection goes through; it would again and again
-while they are imported, and vLLM asks for more whenever it builds an engine. So what has been made to stay is frozen
-(``gc.freeze``: set aside, still freed when nothing refers to it), and only the release of a role, whose models hold themselves in
-cycles, searches everything once.
+The engines' modules are hundreds of thousands of objects, all of which a full collection goes through, and writes to: a fork would
+get a page of its own of nearly all that it shares. So what was imported is frozen (``gc.freeze``: set aside, still freed when
+nothing refers to it) and stays so: vLLM, which freezes what its engine made and melts everything when that ends, is kept from both
+(:func:`keep_frozen`). Roles, whose models hold themselves in cycles, are never frozen, and are collected when they are released.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -28,8 +30,8 @@ def without_collector() -> Iterator[None]:
 
 
 @contextmanager
-def making_what_stays() -> Iterator[None]:
-    """Keep the collector off (imports make few cycles), and set aside afterwards what is there."""
+def importing() -> Iterator[None]:
+    """Keep the collector off (imports make few cycles), and set aside afterwards what is there. Not where roles are."""
     with without_collector():
         try:
             yield
@@ -37,11 +39,26 @@ def making_what_stays() -> Iterator[None]:
             gc.freeze()
 
 
-def collect_everything() -> None:
-    """Collect cycles among all objects, and set aside again what stays."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+class Collector(ModuleType):
+    """The module ``gc`` as a module sees it whose calls of ``freeze`` and ``unfreeze`` are to do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("gc")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gc, name)
+
+    def freeze(self) -> None:
+        """Do nothing: what the caller made would never be collected."""
+
+    def unfreeze(self) -> None:
+        """Do nothing: what was imported stays frozen."""
+
+
+def keep_frozen(*modules: str) -> None:
+    """Have the collector's frozen objects be those of imports alone, whatever these modules would do."""
+    for name in modules:
+        importlib.import_module(name).gc = Collector()  # type: ignore[attr-defined]
 
 
 class NotImported:

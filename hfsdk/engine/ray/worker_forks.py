@@ -179,7 +179,7 @@ def _import_ray(told: dict[str, str]) -> None:
     """Import Ray, with what it reads once then: the raylet with which its workers end, and that they are of no job yet."""
     if "ray" not in sys.modules:
         os.environ.update({name: value for name, value in told.items() if name.startswith("RAY_")} | {"RAY_JOB_ID": NO_JOB})
-        with startup.making_what_stays():
+        with startup.importing():
             from hfsdk.engine.ray import ray_worker  # noqa: F401
 
 

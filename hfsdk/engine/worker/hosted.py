@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -35,7 +36,6 @@ from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Column, Table
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
-from hfsdk.engine.process import startup
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import sampled_at
@@ -350,7 +350,7 @@ class HostedRole:
         self._trainer = None
         del self.groups
         self.rollout_group = None
-        startup.collect_everything()
+        gc.collect()  # its models hold themselves in cycles
 
 
 def _handler_of(method: Method) -> Handler:

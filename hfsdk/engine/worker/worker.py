@@ -6,6 +6,7 @@ one thread; the control lane (progress, cancel, memory) reads what it must and n
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,13 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Weights
 from hfsdk.core.trace import Span
-from hfsdk.engine.process import deterministic, rendezvous, startup
+from hfsdk.engine.process import deterministic, rendezvous
 from hfsdk.engine.process.clocks import EventClock
 from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.process.tasks import user_traceback
+from hfsdk.engine.worker import engines
 from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
@@ -83,14 +85,10 @@ class Worker:
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
-        with startup.making_what_stays():
-            import torch
+        engines.import_trainer()
+        import torch
 
-            from hfsdk.engine.training import cpu_support_megatron
-
-            cpu_support_megatron.install()
-            from hfsdk.engine.weights.direct import DirectLinks
-            from hfsdk.engine.worker import hosted  # noqa: F401
+        from hfsdk.engine.weights.direct import DirectLinks
 
         self._links = self._links or DirectLinks()  # before a call can be cancelled
         self.setup = setup
@@ -203,7 +201,7 @@ class Worker:
         from hfsdk.engine.worker.hosted import HostedRole
 
         if self._half_built:  # the exception that ended it held its objects
-            startup.collect_everything()
+            gc.collect()
         if role.name in self.roles:
             self.release(role.name)
         self.use_this_thread()
