@@ -85,7 +85,7 @@ def test_every_install_of_the_makefile_compares_hashes():
     lines = [line for line in lines if re.search(r"pip.* install |\(PIP\) install |INSTALL\)", line)]
     assert len(lines) >= 5
     assert [line for line in lines if not re.search(r"--require-hashes|\$\(INSTALL\) -r|--no-index", line)] == []
-    assert "INSTALL := $(PIP) install --no-deps --only-binary :all: --require-hashes" in lines
+    assert "INSTALL := $(PIP) install --no-compile --no-deps --only-binary :all: --require-hashes" in lines
 
 
 def test_pip_refuses_a_wheel_with_another_hash(tmp_path):

@@ -26,11 +26,15 @@ def held():
 
 def come_and_go(rank, world_size):
     import torch.distributed as dist
+    from vllm.distributed.parallel_state import gc as collector_of_vllm
+    from vllm.utils.gc_utils import freeze_gc_heap
 
     from hfsdk.engine.training import cpu_support_megatron
     from hfsdk.engine.worker.role_host import WorkerSetup
     from hfsdk.engine.worker.worker import Worker
 
+    imported = gc.get_freeze_count()
+    assert imported > 100_000
     cpu_support_megatron.install()
     worker = Worker(rank)
     worker.setup = WorkerSetup(rank, rank, world_size, "all", "test", "")
@@ -40,11 +44,13 @@ def come_and_go(rank, world_size):
         for layout in ("dp2", "tp2"):
             worker.load(RoleSpec(name=layout, train=Layout.parse(layout).fill(world_size), **role))
         models = [weakref.ref(hosted.trainer.model) for hosted in worker.roles.values()]
-        gc.freeze()  # as when an engine is built
+        freeze_gc_heap()  # vLLM does when it has built an engine
         dist.barrier()
         for layout in ("dp2", "tp2"):
             worker.release(layout)
         assert [model() for model in models] == [None, None]
+        collector_of_vllm.unfreeze()  # it does when an engine ends
+        assert gc.get_freeze_count() > 0.9 * imported, "a release does not search what was imported"
         dist.barrier()
         found.append(held())
     with pytest.raises(CheckpointError, match=r"late's checkpoint is gone: there is no /gone/late\. "):
