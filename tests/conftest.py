@@ -26,8 +26,8 @@ WITH_WORKERS = ("system", "numerics")
 """Folders of tests that share sessions of workers."""
 ALONE = ("test_system_kept.py", "test_system_remote.py", "test_system_nodes.py", "test_system_node_gone.py")
 """Files there whose sessions are in processes of their own."""
-LONG_FIRST = {"numerics": 0, "system": 0, "viz": 1, "notebooks": 2}
-"""Folders that take long: were they last, one process would wait for the other. The rest is after these."""
+LONG_FIRST = {"numerics": 0, "system": 0, "viz": 1, "notebooks": 2, "test_without_engines.py": 2, "engine": 3}
+"""What takes long: were it last, one process would wait for the other. The rest is after these."""
 
 
 def _folder(nodeid):

@@ -1,6 +1,7 @@
 """Workers that die: who says so, what is lost, and what comes back. The pool is killed and started again."""
 
 import os
+import re
 import shutil
 import signal
 
@@ -192,16 +193,23 @@ def test_hang_after_another_rank_failed(ray_here, monkeypatch):
         assert len(critic.compute_values(session.batch(prompt=[[1]], response=[[2]]))["values"]) == 1
 
 
+def size_of(rank):
+    """The sum of all weights' sizes, which every update changes."""
+    return float(sum(parameter.detach().double().abs().sum() for parameter in rank.module.parameters()))
+
+
 def test_killed_while_place_moves_trained_roles(ray_here, monkeypatch):
-    """Before the old pool is left, and once the first role is to be loaded: told once, then the session is as any other."""
+    """Before the old pool is left, and once the first role is to be loaded: what is lost is told once, and nothing else is."""
     with hf.Session(devices=2, name="moved") as session:
         actor, critic = session.actor("tiny", optimizer=hf.AdamW(lr=1e-3)), session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
         rows = session.batch(prompt=[[1], [2]], response=[[3, 4], [5, 6]])
         runtime = parts_of(session).client._controller._runtime
         loss = lambda out, b: out.values if out.log_probs is None else out.log_probs  # noqa: E731
+        initial = {role.name: role.run(size_of)[0] for role in (actor, critic)}
         for moment, where in (("close_pool", {"actor": 1, "critic": 1}), ("load", "colocate")):
             for role in (actor, critic):
                 role.update(rows, loss).wait(timeout=240)
+            trained = {role.name: role.run(size_of)[0] for role in (actor, critic)}
             before, victims = getattr(runtime, moment), [pids(session)[0]]
 
             def dying(*given, before=before, victims=victims, **named):
@@ -210,10 +218,15 @@ def test_killed_while_place_moves_trained_roles(ray_here, monkeypatch):
                 return before(*given, **named)
 
             monkeypatch.setattr(runtime, moment, dying)
-            with pytest.raises(hf.WorkerDiedError, match=r"comes back with its initial weights \(\d updates? lost\)"):
+            said = ""
+            try:
                 session.place(where)
+            except hf.WorkerDiedError as told:
+                said = str(told)
             monkeypatch.setattr(runtime, moment, before)
-            for role in (actor, critic):
-                role.update(rows, loss).wait(timeout=240)
+            lost = re.findall(r"(\w+) comes back with its initial weights \(\d updates? lost\)", said)
+            assert bool(lost) == bool(said)
+            assert moment == "close_pool" or lost, "a worker that is to load ends; one that gave may have been read in time"
+            assert {role.name: role.run(size_of)[0] for role in (actor, critic)} == trained | {name: initial[name] for name in lost}
         session.rewind(session.snapshot())
         assert actor.generate([[1], [2]], max_new_tokens=2).wait(timeout=240).done

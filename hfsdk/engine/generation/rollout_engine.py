@@ -167,6 +167,7 @@ def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) ->
 
     with startup.without_collector(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    startup.keep_frozen(*FREEZES)  # its worker is imported with the first
     dist.barrier()
     cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies
     return engine, plain

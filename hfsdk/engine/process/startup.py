@@ -9,7 +9,6 @@ nothing refers to it) and stays so: vLLM, which freezes what its engine made and
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,9 +55,10 @@ class Collector(ModuleType):
 
 
 def keep_frozen(*modules: str) -> None:
-    """Have the collector's frozen objects be those of imports alone, whatever these modules would do."""
+    """Have the collector's frozen objects be those of imports alone, whatever these modules would do, if they are imported."""
     for name in modules:
-        importlib.import_module(name).gc = Collector()  # type: ignore[attr-defined]
+        if name in sys.modules:
+            sys.modules[name].gc = Collector()  # type: ignore[attr-defined]
 
 
 class NotImported:
