@@ -22,8 +22,8 @@ else
 LOCK := requirements/cpu.lock
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-# Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. pip unpacks wheels one after
-# the other, so two of it have half of a lock each, and would compile files likewise; COMPILE_ALL does so on all cores.
+# Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. pip uses one core: two of
+# it have half of a lock each, and leave the compiling of files to COMPILE_ALL, which does so on all cores.
 INSTALL := $(PIP) install --no-compile --no-deps --only-binary :all: --require-hashes
 COMPILE_ALL := $(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 hash = $(shell (sha256sum $(1) 2>/dev/null || shasum -a 256 $(1)) | cut -c1-12)
@@ -56,6 +56,7 @@ endif
 	@awk '/^[^ #]/ {n++} {print > ".venv/half" n % 2 ".txt"}' $(LOCK)
 	@printf '0\n1\n' | xargs -P 2 -I @ $(INSTALL) -r .venv/half@.txt 2>/dev/null || true
 	@$(INSTALL) -r $(LOCK)  # nothing, or what one half could not, which says why
+	@rm .venv/half[01].txt
 	@$(COMPILE_ALL)  # fails for templates that are no Python, as pip knows
 	@$(PIP) install --no-deps --no-build-isolation --no-index -e .
 	@$(BIN)/python -m hfsdk.assets prepare \

@@ -3,6 +3,7 @@
 Nothing heavy is imported before a test asks for one of these fixtures.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -61,9 +62,9 @@ def pytest_configure(config):
         from hfsdk.engine.ray import worker_forks
 
         if worker_forks.can_fork():
-            imported = worker_forks.engines_imported()
-            imported.__enter__()
-            config.add_cleanup(lambda: imported.__exit__(None, None, None))
+            meanwhile = contextlib.ExitStack()
+            meanwhile.enter_context(worker_forks.engines_imported())
+            config.add_cleanup(meanwhile.close)
 
 
 def pytest_runtest_setup(item):

@@ -56,7 +56,7 @@ def end():
     freezing.end()
     assert made() is None, "what it made was not frozen"
     assert old() is not None
-    assert gc.get_freeze_count() <= set_aside, "and what was before still is"
+    assert 0.9 * set_aside < gc.get_freeze_count() <= set_aside, "and what was before still is"
 
 
 def test_a_module_is_not_there_unless_it_was_imported_before(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ class WorkerForks:
         listener.listen(128)
         with listener, open(folder / f"{SOCKET}.log", "wb") as log:
             self._forked = _fork_of(os.environ.get(ENGINES), listener.fileno(), log.fileno())
-            self._process = None if self._forked else _started(folder, listener, log)
+            self._process = _started(folder, listener, log) if self._forked is None else None
 
     def end(self) -> None:
         """End it; its forks stay."""
