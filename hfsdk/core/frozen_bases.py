@@ -53,7 +53,7 @@ def base_shape(train: Layout, rollout: Layout | None) -> tuple[int, int, int, in
 def base_key(role: RoleSpec) -> Hashable | None:
     """Return what a role's frozen weights on a device are known by; its training layout is filled."""
     base = base_of(role)
-    return None if base is None or role.train is None else (base, role.train, base_shape(role.train, role.rollout))
+    return None if base is None or role.train is None else (base, role.train.of_weights, base_shape(role.train, role.rollout))
 
 
 def held_by_others(held: Mapping[str, HeldBase]) -> dict[str, str]:

@@ -197,7 +197,8 @@ class RoleSpec:
     rollout: Layout | None = None
     """Layout of generation, of an actor."""
     auto: tuple[str, ...] = ()
-    """Layouts that the user left open (``"train"``, ``"rollout"``): data parallel, unless a plan says otherwise."""
+    """Layouts that the user left open (``"train"``, ``"rollout"``): data parallel, unless a plan says otherwise. With ``"cp"``
+    too a plan may let ranks share sequences (simulation)."""
     dtype: Dtype = "fp32"
     """Compute dtype; with bf16 the optimizer keeps fp32 masters."""
     optimizer: AdamW | None = None

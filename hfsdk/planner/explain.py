@@ -23,7 +23,7 @@ from hfsdk.planner.search.candidates import process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf, rollouts_of, trains_of, with_layouts
 from hfsdk.planner.search.leaf import describe
 from hfsdk.planner.search.pools import Kind
-from hfsdk.planner.search.recorded import RecordedCall
+from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.planner.search.solution import Solution
 
 PRESET_BANDS = {"generate": (0.82, 1.36), "forward": (0.79, 1.15), "update": (0.86, 1.59), "": (0.7, 1.3)}
@@ -178,9 +178,10 @@ def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: Layo
     training = method_of(call.method).learns
     steps = max(1, len(call.mini_batches)) if training else 1
     rows = sum(map(len, call.mini_batches)) if training else call.num_rows
-    mean = float((call.prompts + call.responses).mean()) if call.num_rows else 0.0
+    both = call.prompts + call.responses
+    mean, longest = (float(both.mean()), float(both.max()) / layout.cp) if call.num_rows else (0.0, 0.0)
     tokens = mean * rows / layout.num_copies
-    filling = (layout.pp - 1) * min(tokens / steps, setup.micro_batch_tokens)
+    filling = (layout.pp - 1) * min(tokens / steps, max(setup.micro_batch_tokens, longest))
     message = 2 * spec.num_layers / layout.pp * tokens * spec.hidden_size * each * 2 * (layout.tp - 1) / layout.tp
     return {
         "bubble_s": took * filling / (tokens / steps + filling) if tokens else 0.0,
@@ -199,7 +200,9 @@ def _peak_bytes(solution: Solution) -> int:
     return most
 
 
-def rejected_presets(solutions: Sequence[Solution], roles: Sequence[RoleSpec], kind: Kind, num_devices: int) -> list[Rejected]:
+def rejected_presets(
+    solutions: Sequence[Solution], roles: Sequence[RoleSpec], recorded: Recorded, kind: Kind, num_devices: int
+) -> list[Rejected]:  # fmt: skip
     """Return the presets in which nothing fits, with their own pool sizes and the least greedy layouts."""
     names = [role.name for role in roles]
     has = {one.grouping for one in solutions}
@@ -215,7 +218,7 @@ def rejected_presets(solutions: Sequence[Solution], roles: Sequence[RoleSpec], k
             sizes = {r.name: placement.pool_of(r.name).size for r in mine}
             if not mine:
                 continue
-            over = least_over([(r, sizes[r.name]) for r in mine], kind)
+            over = least_over([(r, sizes[r.name]) for r in mine], recorded, kind)
             where = f"each device of pool {pool.name!r} ({pool.size} x {kind.device.name})"
             if over is None:  # it is not for bytes that it is left out: a declared layout covers another number of devices
                 worst = None
@@ -228,7 +231,7 @@ def rejected_presets(solutions: Sequence[Solution], roles: Sequence[RoleSpec], k
     return rows
 
 
-def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
+def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: Kind) -> int | None:
     """Return by how many bytes roles on pools of these sizes miss one device, in the least greedy layouts (negative: room).
 
     Caches that are open are the smallest. ``None`` where the declared layouts of one do not cover its pool. Calls run one after the
@@ -237,9 +240,10 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
     """
     held = [
         (bytes_.working, number, Least(bytes_.resident, bytes_.resident - bytes_.base, bytes_.base))
-        for number, (role, size) in enumerate(roles) for layouts in every_layout(role, kind, size)
+        for number, (role, size) in enumerate(roles) for row in [recorded.long_row(role)]
+        for layouts in every_layout(role, kind, size, row)
         for laid in [with_layouts(role, layouts)]
-        for bytes_ in [role_bytes(laid if kind.on_cpu else with_least(laid), size, on_cpu=kind.on_cpu)]
+        for bytes_ in [role_bytes(laid if kind.on_cpu else with_least(laid), size, on_cpu=kind.on_cpu, longest=row)]
     ]  # fmt: skip
     groups = base_groups(role for role, _ in roles)
     least: dict[int, Least] = {}
@@ -251,10 +255,10 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], kind: Kind) -> int | None:
     return process_bytes(kind) + min(asked) - kind.device.memory_bytes if asked else None
 
 
-def every_layout(role: RoleSpec, kind: Kind, size: int) -> list[LayoutsOf]:
+def every_layout(role: RoleSpec, kind: Kind, size: int, long_row: int = 0) -> list[LayoutsOf]:
     """Return the layouts of a role on a pool, one for every rollout with each of the trainer's."""
     try:
-        trains, rollouts = trains_of(role, kind, size), rollouts_of(role, kind, size) if role.rollout else [None]
+        trains, rollouts = trains_of(role, kind, size, long_row), rollouts_of(role, kind, size) if role.rollout else [None]
     except LayoutError:
         return []
     return [{"train": t, **({"rollout": r} if r else {})} for t in trains for r in rollouts]

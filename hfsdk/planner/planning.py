@@ -114,7 +114,7 @@ def plan_step(
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
         memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
-        rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, kinds[0], cluster.num_devices)),
+        rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, recorded, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         again=again, find_hinges=partial(hinges, best, solutions[1:]),
     )  # fmt: skip
@@ -254,20 +254,20 @@ def smallest_cluster(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Clu
     return of(high, node_size)
 
 
-def _least_over(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> tuple[float, str, int]:
+def _least_over(roles: Sequence[RoleSpec], recorded: Recorded, kinds: Sequence[Kind]) -> tuple[float, str, int]:
     """Return (bytes too much, device, pool size) where roles on one pool miss least; infinite where no size has layouts of all."""
     misses = [
         (over, kind.device.name, int(size))
         for kind in kinds for size in kind.sizes
-        if (over := least_over([(role, int(size)) for role in roles], kind)) is not None
+        if (over := least_over([(role, int(size)) for role in roles], recorded, kind)) is not None
     ]  # fmt: skip
     return min(misses, default=(math.inf, "", 0))
 
 
 def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec) -> str:
     kinds = kinds_of(cluster)
-    worst, device, role = max(((*_least_over([role], kinds)[:2], role) for role in roles), key=lambda miss: miss[0])
-    over, together, size = _least_over(roles, kinds)
+    worst, device, role = max(((*_least_over([role], recorded, kinds)[:2], role) for role in roles), key=lambda miss: miss[0])
+    over, together, size = _least_over(roles, recorded, kinds)
     if worst > 0:
         what = f"{role.name} ({role.model}) alone is too much by {worst / 1e9:.1f} GB for each {device} of any pool"
     elif 0 < over < math.inf:
@@ -281,7 +281,10 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
     adapters = ", lora=hf.LoRA(rank=16)" if any(role.could_adapt for role in roles) else ""
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none
+    row = max(map(recorded.long_row, roles), default=0)
+    alone = f"rows shorter than {row:,} tokens (one longer than micro_batch_tokens runs alone)"
+    shorter = alone if row else "fewer micro_batch_tokens"
     return (
         f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True), offload=True, "
-        f"recompute='full', dtype='bf16', fewer micro_batch_tokens{adapters}."
+        f"recompute='full', dtype='bf16', {shorter}{adapters}."
     )

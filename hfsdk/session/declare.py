@@ -153,7 +153,8 @@ def model_role(
     """
     folder, spec = find_model(model, backend)
     num_devices = backend.cluster.num_devices
-    auto = tuple(use for use, asked in (("train", train), ("rollout", rollout)) if asked == "auto")
+    left_open = {"train": train == "auto", "rollout": rollout == "auto", "cp": train == "auto" and backend.simulated}
+    auto = tuple(use for use, is_open in left_open.items() if is_open)
     filled_in = parse_layout(train, spec, num_devices, f"{role.name}'s")
     if filled_in.cp > 1 and not backend.simulated:
         raise LayoutError(

@@ -156,7 +156,7 @@ class BruteForce:
             for train in self.trains(role, size):
                 for rollout in self.rollouts(role, size):
                     laid = replace(role, train=train, rollout=rollout)
-                    held = role_bytes(laid, size, on_cpu=self.on_cpu)
+                    held = role_bytes(laid, size, on_cpu=self.on_cpu, longest=self.longest(role))
                     if held.resident + held.working <= self.room:
                         found.append((laid, (held.resident, held.working, held.base, self.base_key(laid))))
             self.memo[key] = found
@@ -169,7 +169,8 @@ class BruteForce:
         if trained:
             return None
         mesh = role.train.mesh(role.rollout.tp if role.rollout else 1)
-        return role.model, role.dtype, role.train, tuple(mesh.coordinates(rank) for rank in mesh.ranks)
+        places = (mesh.coordinates(rank) for rank in mesh.ranks)
+        return role.model, role.dtype, role.train.of_weights, tuple((at.tp, at.pp, at.dp * role.train.cp + at.cp) for at in places)
 
     def trains(self, role, size):
         if role.train is None:
@@ -179,12 +180,22 @@ class BruteForce:
                 return [role.train.fill(size)]
             except LayoutError:
                 return []
-        grid = product(range(1, size + 1), range(1, size + 1), range(1, size + 1))
+        grid = product(range(1, size + 1), repeat=4)
         layouts = [
-            Layout(tp=t, pp=p, dp=size // t // p, ep=e)
-            for t, p, e in grid if size % (t * p * e) == 0 and self.within(t, size)
+            Layout(tp=t, pp=p, dp=size // t // p // c, ep=e, cp=c)
+            for t, p, e, c in grid if size % (t * p * e * c) == 0 and self.within(t, size) and (c == 1 or self.may_share(role, c))
         ]  # fmt: skip
         return [x for x in layouts if self.ok(x, role)]
+
+    def longest(self, role):
+        name = role.shadow_of or role.name
+        calls = [c for c in self.recorded.calls if c.role == name and c.method != "generate"]
+        return max((int(n) for c in calls for n in c.prompts + c.responses), default=0)
+
+    def may_share(self, role, cp):
+        """Whether so many ranks each have half a micro-batch of a row that is longer than one."""
+        longest, most = self.longest(role), role.micro_batch_tokens
+        return "cp" in role.auto and longest > most and longest / cp >= most / 2
 
     def rollouts(self, role, size):
         if role.rollout is None:

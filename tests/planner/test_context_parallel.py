@@ -9,12 +9,14 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.cluster import LinkSpec
+from hfsdk.core.microbatch import plan_pass
 from hfsdk.core.protocol import DP, PP_ONLY, THREE_D
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.spec import PRESETS
 from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.session.declare import Backend, model_role
 
@@ -90,10 +92,10 @@ def test_state_is_sharded_over_all_copies():
 @pytest.mark.parametrize("method", ["update", "compute_log_probs"])
 def test_a_rank_computes_its_part_of_each_row(method):
     """Over links that cost nothing: as replicas with as many rows, each of them whole."""
-    made = unlinked(setup("tp2 dp2 cp4"))
+    made = unlinked(setup("tp2 dp2 cp4", micro_batch_tokens=32_000))
     long = np.full(4, 32_000)
     shared = MODEL.seconds(method, made, long, long * 0)
-    apart = MODEL.seconds(method, setup("tp2 dp8"), long[:1], long[:1] * 0)
+    apart = MODEL.seconds(method, setup("tp2 dp8", micro_batch_tokens=32_000), long[:1], long[:1] * 0)
     assert shared == pytest.approx(apart, rel=1e-9)
 
 
@@ -144,6 +146,84 @@ def test_sequences_across_nodes_take_the_network():
     assert found[1] is None
     assert found[2] == CLUSTER.intra_node
     assert found[4].bandwidth == pytest.approx(CLUSTER.inter_node.bandwidth / 4), "four tp ranks, each with a ring of its own"
+
+
+# -- rows longer than a micro-batch
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_micro_batches_are_counted_as_they_are_cut(seed):
+    """Never more than the trainer has, and as many where all rows are long: what several rows leave free is not counted."""
+    rng = np.random.default_rng(seed)
+    most, long = int(rng.integers(64, 512)), rng.integers(1, 2_000, size=int(rng.integers(1, 40)))
+    (cut,) = plan_pass(long, 1, most).micro_batches
+    count, largest = LengthSums.of(long).micro_batches(most)
+    assert largest == min(long.sum(), max(most, long.max())) >= max(sum(long[row] for row in part) for part in cut)
+    alone = sum(len(part) == 1 and long[part[0]] >= most for part in cut)
+    assert alone <= count <= len(cut) <= alone + 2 * (count - alone) + 1
+    every, _ = LengthSums.of(long + most).micro_batches(most)
+    assert every == len(plan_pass(long + most, 1, most).micro_batches[0]) == len(long)
+
+
+def test_ranks_that_share_a_row_have_parts_of_it():
+    assert LengthSums.of(np.full(3, 8_000), 4).micro_batches(2048, 4) == (3, 2048.0)
+    assert LengthSums.of(np.full(3, 8_000), 2).micro_batches(2048, 2) == (3, 4000.0)
+
+
+def test_a_long_row_fills_and_drains_a_pipeline_by_itself():
+    """Two stages, one row: as long as one after the other, however small a micro-batch could be."""
+    row = np.full(1, 16_000)
+    pipeline, alone = (MODEL.forward(setup(layout, micro_batch_tokens=1024), row) for layout in ("tp4 pp2 dp1", "tp4 pp1 dp1"))
+    assert pipeline > 0.95 * alone
+
+
+def test_a_long_row_asks_for_its_activations():
+    """A micro-batch of one row, or the part of it that a rank has."""
+    short, long, shared = (
+        role_bytes(role(layout, micro_batch_tokens=2048), 8, longest=n)
+        for layout, n in (("tp2 dp4", 2000), ("tp2 dp4", 16_000), ("tp2 dp2 cp2", 16_000))
+    )
+    assert short == role_bytes(role("tp2 dp4", micro_batch_tokens=2048), 8)
+    assert long.activations == pytest.approx(short.activations * 16_000 / 2048)
+    assert shared.activations == pytest.approx(long.activations / 2)
+    assert shared.weights == long.weights
+
+
+LONG = hf.Workload(prompts=4, prompt_tokens=2_000, response_tokens=30_000)
+
+
+def planning(cluster: str, **options):
+    session = hf.Session.simulated(cluster)
+    trained = {"dtype": "bf16", "optimizer": AdamW(distributed=True), "recompute": "full"} | options
+    session.reference(session.actor("qwen2.5-7b", rollout_options=hf.RolloutOptions(max_model_len=32_000), **trained))
+    session.reward(lambda completions: [0.0] * len(completions))
+    return session
+
+
+def test_the_search_shares_long_rows_and_not_short_ones():
+    plan = planning("4x8 H100").plan(hf.GRPO(n=2), LONG)
+    assert plan.layouts["actor"]["train"].cp > 1
+    (memory,) = plan.memory
+    cp = plan.layouts["actor"]["train"].cp
+    declared = replace(plan.roles["actor"], train=plan.layouts["actor"]["train"], rollout=None)
+    assert memory.roles["actor"]["activations"] == role_bytes(declared, 32, longest=32_000).activations
+    assert memory.roles["actor"]["activations"] == pytest.approx(
+        role_bytes(replace(declared, micro_batch_tokens=32_000 // cp), 32).activations
+    )
+    short = hf.Workload(prompts=64, prompt_tokens=512, response_tokens=1_024)
+    for one in planning("4x8 H100").plan(hf.GRPO(n=2), short).runners_up:
+        assert all(layout.cp == 1 for uses in one.layouts.values() for layout in uses.values())
+
+
+def test_long_rows_fit_where_ranks_share_them():
+    """One row of 32,000 with all its activations is more than a device has; what the plan says fits does, by the same count."""
+    few = "1x8 A100-80GB"
+    declared = {"train": "tp1", "recompute": ""}
+    with pytest.raises(hf.DeviceMemoryError, match=r"rows shorter than 32,000 tokens \(one longer than micro_batch_tokens runs"):
+        planning(few, **declared).plan(hf.GRPO(n=2), LONG)
+    plan = planning(few, recompute="").plan(hf.GRPO(n=2), LONG)
+    assert max(layout.tp * layout.pp * layout.cp for layout in plan.layouts["actor"].values()) > 1
+    assert all(one.process + max(r["resident"] + r["working"] for r in one.roles.values()) <= one.exists for one in plan.memory)
 
 
 # -- sessions

@@ -76,7 +76,7 @@ def simulate(session, algorithm, workload, plan):
 # -- brute force
 
 
-def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)), experts=None):
+def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 1)), experts=None, micro=(256, 2048)):
     """A small cluster, workload and models by a number."""
     rng = np.random.default_rng([7, number])
     nodes, devices = shapes[rng.integers(len(shapes))]
@@ -88,7 +88,7 @@ def random_case(number, lengths="full", shapes=((1, 1), (1, 2), (1, 4), (2, 1), 
     small = nodes * devices <= 2
     algorithm = [hf.PPO(mini_batches=2), hf.GRPO(n=2), hf.ReMax(), hf.RLOO(n=2)][rng.integers(4) if small else rng.integers(1, 4)]
     options = {"dtype": str(rng.choice(["bf16", "fp32"])), "optimizer": SHARDED if rng.integers(2) else hf.AdamW(),
-               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice([256, 2048])),
+               "recompute": str(rng.choice(["", "full"])), "micro_batch_tokens": int(rng.choice(micro)),
                "cpu_weights": "shared" if number % 2 else "packed"}  # fmt: skip
     session = session_on(cluster, algorithm, spec=spec, **options)
     workload = hf.Workload(
@@ -144,6 +144,18 @@ def test_brute_force_agrees_on_mixtures_of_experts():
         assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
         shared += any(layout.ep > 1 for one in found for layouts in one.layouts for layout in layouts.values())
     assert shared, "no best plan shares experts, so that axis was not tried"
+
+
+def test_brute_force_agrees_where_ranks_share_long_rows():
+    """Rows of several micro-batches: each runs alone, asks for activations of its own, and may be shared (cp)."""
+    shared = 0
+    for number in range(4000, 4024):
+        cluster, roles, calls, _ = random_case(number, shapes=((1, 2), (1, 4), (2, 2)), micro=(32, 128))
+        wanted = sorted(seconds for seconds, *_ in BruteForce(roles, calls, cluster, PerfModel()).plans())[:1]
+        found = Search.over(roles, calls, Tables(cluster, PerfModel()), top=1).run()
+        assert [f.seconds for f in found] == pytest.approx(wanted, rel=1e-9), number
+        shared += any(layout.cp > 1 for one in found for layouts in one.layouts for layout in layouts.values())
+    assert shared >= 3, "hardly a best plan shares rows, so that axis was not tried"
 
 
 @pytest.mark.parametrize("block", range(4))

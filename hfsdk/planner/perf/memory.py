@@ -38,7 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from hfsdk.core.checks import checked
+from hfsdk.core.checks import Index, checked
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
@@ -161,8 +161,10 @@ class DeviceMemory:
 
 
 @checked
-def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> MemoryEstimate:
+def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False, longest: Index = 0) -> MemoryEstimate:
     """Estimate the bytes of ``role`` on each device of a pool of ``pool_size`` (the fullest pipeline stage).
+
+    ``longest``: tokens of the longest row, where it is known; one that is longer than a micro-batch is one by itself.
 
     Raises:
         LayoutError: the role's layout does not cover ``pool_size`` devices.
@@ -179,7 +181,7 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False) -> Memor
         if role.lora is not None:
             learned = trained_numbers(role, layout)
             parameters = frozen + learned
-        activations, logits = _pass_bytes(role, spec, layout, on_cpu)
+        activations, logits = _pass_bytes(role, spec, layout, on_cpu, longest)
         shards = layout.num_copies if role.optimizer is not None and role.optimizer.distributed else 1
         stepped = learned
         if layout.ep > 1 and shards > 1:  # experts' state is cut over the dp / ep ranks that have them: as much as without ep
@@ -331,14 +333,15 @@ def rollout_parameters(spec: ModelSpec, tp: int, ep: int = 1) -> int:
     return _layers_parameters(spec, tp, min(tp, spec.num_kv_heads), ep=ep) + ends
 
 
-def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool) -> tuple[int, int]:
+def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool, longest: int) -> tuple[int, int]:
     """Return the bytes of activations and of logits of one micro-batch.
 
     1F1B keeps up to pp micro-batches of L / pp layers on the first stage: as much as one micro-batch of L layers. Where
     nothing is trained, one layer's outputs live at a time. Where trainers have sequence parallelism, it splits the 10 h of norms
     and residuals as well.
     """
-    size, tokens, tp, hidden = DTYPE_BYTES[role.dtype], role.micro_batch_tokens, layout.tp, spec.hidden_size
+    size, tp, hidden = DTYPE_BYTES[role.dtype], layout.tp, spec.hidden_size
+    tokens = max(role.micro_batch_tokens, -(-longest // layout.cp))
     whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_copies).sequence_parallel else 1
     width = spec.mlp_width_per_token
     per_layer = 10 * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)

@@ -23,7 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Meas
 from hfsdk.planner.perf.collectives import all_reduce, all_to_all, ring_pass
 from hfsdk.planner.perf.decoding import decode_s
 from hfsdk.planner.perf.expert_sizes import more_read, moved_rows
+from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
@@ -50,25 +51,6 @@ MOST_SHARE = 10.0
 """Largest such share: above 1 is where the paper's figure is a round one (the preset ``cpu``) and a run was faster."""
 
 Efficiency = Annotated[float, Within(above=0, most=MOST_SHARE)]
-
-
-class LengthSums(NamedTuple):
-    """What a pass needs of its rows' lengths; whoever asks for many setups sums them once."""
-
-    tokens: float
-    squares: float
-    """Sum of the squares of the rows' lengths (attention)."""
-    longest: float
-
-    @classmethod
-    def of(cls, lengths: Array | LengthSums, cp: int = 1) -> LengthSums:
-        """Sum the lengths of some rows; of ``cp`` ranks that share each row, one has as much of its attention as the others."""
-        if isinstance(lengths, LengthSums):
-            return lengths if cp == 1 else cls(lengths.tokens / cp, lengths.squares / cp, lengths.longest)
-        if not len(lengths):
-            return cls(0.0, 0.0, 0.0)
-        floats = lengths.astype(np.float64)
-        return cls(float(floats.sum()) / cp, float(floats @ floats) / cp, float(floats.max()))
 
 
 @documented
@@ -154,7 +136,7 @@ class PerfModel:
         reads = (2.0 if setup.lora is None else 1.0) + again
         sums = (there,) * (setup.recompute == "full") + (back,)
         backward = self._pass(setup, lengths, 2.0 + again, reads, self.train_efficiency, reduces=1.0 + again, sums=sums)
-        num_micro = math.ceil(lengths.tokens / setup.micro_batch_tokens)
+        num_micro, _ = lengths.micro_batches(setup.micro_batch_tokens, setup.layout.cp)
         backward += (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
         if not lengths.tokens:
             return forward, backward
@@ -167,22 +149,26 @@ class PerfModel:
 
     def _pass(
         self, setup: Setup, lengths: Array | LengthSums, times: float, reads: float, efficiency: float, reduces: float = 1.0,
-        sums: Sequence[Sums] = (),
+        sums: Sequence[Sums] = (), chunked: bool = False,
     ) -> float:  # fmt: skip
         """Seconds of ``times`` forward passes' work in which weights are read, and multiplied with, ``reads`` times.
 
-        ``sums`` is what adapters sum over tp, a layer.
+        ``sums`` is what adapters sum over tp, a layer. Where it is ``chunked`` rows are cut between micro-batches (prefill); else a
+        row that is longer than one runs alone.
 
         In layers' worth of work: m micro-batches take m of the slowest stage and, once, all the others (GPipe, arXiv 1811.06965;
         1F1B has the same bubble), which is (m + pp - 1) stages where all are alike.
         """
         spec, layout, device, traits = setup.spec, setup.layout, setup.device, setup.traits
-        tokens, squared, longest = LengthSums.of(lengths)
+        rows, most_tokens = LengthSums.of(lengths), setup.micro_batch_tokens
+        tokens, squared, longest, _ = rows
         if not tokens:
             return 0.0
+        num_micro, largest = rows.micro_batches(most_tokens, layout.cp)
+        if chunked:
+            num_micro, largest = math.ceil(tokens / most_tokens), min(tokens, float(most_tokens))
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
-        filling = min(tokens, float(setup.micro_batch_tokens)) / traits.interleave
-        num_micro = math.ceil(tokens / setup.micro_batch_tokens)
+        filling = largest / traits.interleave
         slowest, every, most = setup.stage_layers
         layer_tokens = tokens * slowest + filling * (every - slowest)
         layer_passes = num_micro * slowest + (every - slowest) / traits.interleave
@@ -195,7 +181,7 @@ class PerfModel:
         inside = spec.num_layers / every  # adapters and experts are in layers only, and not beside the output layer
         adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
-        layer_read = setup.layer_parameters + inside * more_read(spec, min(tokens, float(setup.micro_batch_tokens)), layout.ep)
+        layer_read = setup.layer_parameters + inside * more_read(spec, largest, layout.ep)
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
@@ -273,7 +259,7 @@ class PerfModel:
             return 0.0
         generating = setup.generating
         chunks = math.ceil(tokens / generating.micro_batch_tokens)
-        return self._pass(generating, prompts, 1.0, 1.0, self.forward_efficiency) + chunks * self.step_s
+        return self._pass(generating, prompts, 1.0, 1.0, self.forward_efficiency, chunked=True) + chunks * self.step_s
 
     def decode(self, setup: Setup, prompts: Array, responses: Array) -> float:
         """Return the seconds one rollout replica takes to produce responses of these lengths (see ``planner.perf.decoding``)."""

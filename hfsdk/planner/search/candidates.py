@@ -32,14 +32,9 @@ from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.adapter_sizes import rollout_numbers
 from hfsdk.planner.perf.decoding import slots
-from hfsdk.planner.perf.memory import (
-    CPU_PROCESS_BYTES,
-    GPU_PROCESS_BYTES,
-    MemoryEstimate,
-    role_bytes,
-    rollout_parameters,
-)  # fmt: skip
-from hfsdk.planner.perf.perf_model import LengthSums, Links, PerfModel, Setup
+from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
+from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
+from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.planner.perf.setup import parameters
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
@@ -140,8 +135,8 @@ class Known:
     bridged: frozenset[Kind]
     """Kinds whose nodes have a bridge between two halves, which each layout crosses in its own way."""
     numbers: Iterator[int] = field(default_factory=count)
-    likes: dict[RoleSpec, int] = field(default_factory=dict)
-    """Each role has a number of its own, also where a what-if's thread and a cell search at the same time."""
+    likes: dict[tuple[RoleSpec, int], int] = field(default_factory=dict)
+    """Each role, with its long row, has a number of its own, also where a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
     roles: dict[Any, RoleSpec] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
@@ -248,7 +243,7 @@ class Tables:
         role = item.role
         assert role.model is not None
         rollouts = [None] if role.rollout is None else rollouts_of(role, kind, size)
-        trains = [None] if role.train is None else trains_of(role, kind, size)
+        trains = [None] if role.train is None else trains_of(role, kind, size, item.long_row)
         for train in trains:
             for rollout in rollouts:
                 yield {use: layout for use, layout in (("train", train), ("rollout", rollout)) if layout is not None}
@@ -260,11 +255,12 @@ class Tables:
         role, least = item.role, (least or self.least) and not kind.on_cpu
         train, rollout = layouts.get("train"), layouts.get("rollout")
         sharded = role.optimizer is not None and role.optimizer.distributed
-        shape = (train.tp, train.pp, train.ep, train.num_copies if sharded else 0) if train else (0, 0, 0, 0)
+        shape = (train.tp, train.pp, train.ep, train.cp, train.num_copies if sharded else 0) if train else (0, 0, 0, 0, 0)
         key = self._like(item), shape, (cut := Cut.of(rollout)), kind.on_cpu, least
         if key not in self.known.bytes:
             role = self._generating(item, cut, least)
-            self.known.bytes[key] = role_bytes(role if train is None else replace(role, train=train), size, on_cpu=kind.on_cpu)
+            role = role if train is None else replace(role, train=train)
+            self.known.bytes[key] = role_bytes(role, size, on_cpu=kind.on_cpu, longest=item.long_row)
         return self.known.bytes[key]
 
     # -- seconds
@@ -432,7 +428,7 @@ class Tables:
 
     def _like(self, item: Item) -> int:
         if item not in self._items:
-            self._items[item] = self.known.likes.setdefault(item.like, next(self.known.numbers))
+            self._items[item] = self.known.likes.setdefault((item.like, item.long_row), next(self.known.numbers))
         return self._items[item]
 
 

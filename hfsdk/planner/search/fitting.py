@@ -37,11 +37,18 @@ def layer_bytes(role: RoleSpec, ep: int = 1) -> float:
     return layers * (DTYPE_BYTES[role.dtype] + 4 * (role.trainable and role.lora is None))
 
 
-def trains_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
-    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model."""
+def trains_of(role: RoleSpec, kind: Kind, size: int, long_row: int = 0) -> Sequence[Layout]:
+    """Return a role's training (or inference) layouts on a pool: the declared one if it covers it, or all that fit the model.
+
+    Ranks share sequences (cp) only where a row is longer than a micro-batch, and as many of them as have at least half a
+    micro-batch of it each.
+    """
     assert role.model is not None
     assert role.train is not None
-    return _every_train(role.model, kind.node_size, size) if "train" in role.auto else _declared(role.train, size)
+    if "train" not in role.auto:
+        return _declared(role.train, size)
+    most_cp = max(1, 2 * long_row // role.micro_batch_tokens) if "cp" in role.auto else 1
+    return _every_train(role.model, kind.node_size, size, min(most_cp, size))
 
 
 def rollouts_of(role: RoleSpec, kind: Kind, size: int) -> Sequence[Layout]:
@@ -62,13 +69,16 @@ def _declared(layout: Layout, size: int) -> Sequence[Layout]:
 
 
 @lru_cache(maxsize=1024)
-def _every_train(spec: ModelSpec, node_size: int, size: int) -> Sequence[Layout]:
+def _every_train(spec: ModelSpec, node_size: int, size: int, most_cp: int) -> Sequence[Layout]:
     return [
-        Layout(tp=tp, pp=pp, dp=size // tp // pp, ep=ep)
+        Layout(tp=tp, pp=pp, cp=cp, dp=copies // cp, ep=ep)
         for tp in _fitting_tp(spec, node_size, size)
         for pp in range(1, min(spec.num_layers, size // tp) + 1)
         if spec.num_layers % pp == 0 and size // tp % pp == 0
-        for ep in _fitting_ep(spec, size // tp // pp)
+        for copies in [size // tp // pp]
+        for cp in range(1, min(most_cp, copies) + 1)
+        if copies % cp == 0
+        for ep in _fitting_ep(spec, copies // cp)
     ]
 
 

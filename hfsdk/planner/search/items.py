@@ -68,6 +68,8 @@ class Item:
     """Of a shadow, the role whose weights it takes."""
     like: RoleSpec
     """The role without its name and layouts: items alike in it cost the same."""
+    long_row: int = 0
+    """Tokens of the longest row of its passes where it is longer than a micro-batch, and so one by itself."""
 
     @property
     def frozen(self) -> bool:
@@ -118,13 +120,13 @@ def _mode(roles: Sequence[RoleSpec], recorded: Recorded, shadows: Sequence[str])
     for role in roles:
         generates = f"{role.name}.rollout" not in shadows
         own = role if generates else replace(role, rollout=None)
-        items.append(Item(name=role.name, role=own, like=_like(own)))
+        items.append(Item(name=role.name, role=own, like=_like(own), long_row=recorded.long_row(role)))
     for name in shadows:
         base, _, ending = name.rpartition(".")
         trained = next(role for role in roles if role.name == base)
         shadow = replace(trained, name=name, optimizer=None, shadow_of=base)
         shadow = replace(shadow, train=None) if ending == "rollout" else replace(shadow, train=Layout(), auto=())
-        items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow)))
+        items.append(Item(name=name, role=shadow, trained=trained, like=_like(shadow), long_row=recorded.long_row(trained)))
     return Mode(items=tuple(items), jobs=tuple(_jobs(recorded, shadows, _sharing(roles, shadows))))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from hfsdk.core.errors import OptionError
 from hfsdk.core.methods import method_of
 from hfsdk.core.protocol import balanced_split
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array, RowLengths
 
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
@@ -101,3 +102,9 @@ class Recorded:
     def of(self, role: str, methods: Sequence[str] = ()) -> list[RecordedCall]:
         """Return a role's calls, of some methods or of all."""
         return [c for c in self.calls if c.role == role and not c.on_host and (not methods or c.method in methods)]
+
+    def long_row(self, role: RoleSpec) -> int:
+        """Return the tokens of the longest row of a role's passes where it is longer than a micro-batch, else 0."""
+        passes = (c for c in self.of(role.name) if len(c.prompts) and not method_of(c.method).generates)
+        longest = max((int((c.prompts + c.responses).max()) for c in passes), default=0)
+        return longest if longest > role.micro_batch_tokens else 0

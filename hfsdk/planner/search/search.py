@@ -38,7 +38,8 @@ FAMILY = (
     "by side on parts of another pool (interleaving), the actor's generation and the critic's inference also by shadows on other "
     "pools (separation; while roles and shadows are at most six); pools of 1, 2, 4, ... devices of a node, then whole nodes, of "
     "one kind, or of all devices (on a single node whose size is no power of two, of any number); tp within a node, and dividing "
-    "its size where a pool has several, pp that divides the layers, dp the rest; rollout tp likewise; devices may stay idle. "
+    "its size where a pool has several, pp that divides the layers, dp the rest; rollout tp likewise; in simulation, where a "
+    "row is longer than micro_batch_tokens, also ranks that share rows (cp); devices may stay idle. "
     "Layouts that were declared are kept. Not looked at: parts of a pool of all devices of a mixed cluster, and one part alone "
     "beside devices that idle."
 )
