@@ -279,6 +279,11 @@ def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -
                 raise PlacementError(
                     f"the plan has {role.name}'s {use} layout as '{there}', and it is declared as '{own}' now; make a new plan"
                 )
+            if there and there.cp > 1 and (own is None or own.cp != there.cp) and "cp" not in role.auto:
+                raise PlacementError(
+                    f"the plan has {role.name}'s {use} layout as '{there}', in which ranks share sequences; that is planned and "
+                    "simulated, and not run here. Make the plan in this session: session.plan(...)"
+                )
         roles.append(replace(role, train=layouts.get("train", role.train), rollout=layouts.get("rollout", role.rollout)))
     return roles
 

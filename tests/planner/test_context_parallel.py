@@ -18,7 +18,7 @@ from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.resharding.reshard_plan import ReshardPlan
-from hfsdk.session.declare import Backend, model_role
+from hfsdk.session.declare import Backend, model_role, with_layouts
 
 SPEC = PRESETS["llama3-8b"]
 CLUSTER = hf.ClusterSpec.parse("4x8 H100")
@@ -250,6 +250,12 @@ def test_a_simulated_session_takes_a_step_as_it_was_planned():
 def test_engines_refuse_what_they_do_not_do():
     with pytest.raises(hf.LayoutError, match="has cp=2, which is planned and simulated; the trainer does not share sequences"):
         model_role(RoleSpec(name="actor", kind="actor"), "tiny", "cp2", None, Backend(hf.ClusterSpec.parse("1x2 cpu"), False))
+    planned = {"actor": {"train": hf.Layout.parse("tp1 dp4 cp2"), "rollout": hf.Layout(tp=1, dp=8)}}
+    runs = replace(role("tp1 dp8"), auto=("train", "rollout"))
+    with pytest.raises(hf.PlacementError, match="'tp1 pp1 dp4 cp2', in which ranks share sequences; that is planned and simulated"):
+        with_layouts(planned, [runs])
+    (simulated,) = with_layouts(planned, [replace(runs, auto=("train", "rollout", "cp"))])
+    assert simulated.train == planned["actor"]["train"]
     session = hf.Session.simulated("1x8 H100")
     with pytest.raises(hf.LayoutError, match="has cp=2; the generating engine runs tp and dp only"):
         session.actor("llama3-8b", rollout="tp2 cp2")
