@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -278,13 +278,25 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
     else:
         what = "each role fits alone, but their declared layouts cover no pools that lie side by side with room for all"
     enough = smallest_cluster(roles, recorded, cluster)
-    adapters = ", lora=hf.LoRA(rank=16)" if any(role.could_adapt for role in roles) else ""
     none = f"No number of these nodes up to {MOST_NODES} would do."
     do = f"The smallest cluster that would do is '{enough}'." if enough else none
+    return f"nothing fits on {cluster}: {what}. {do} What also helps: {', '.join(_also(roles, recorded, kinds))}."
+
+
+def _also(roles: Sequence[RoleSpec], recorded: Recorded, kinds: Sequence[Kind]) -> Iterator[str]:
+    """Yield what takes less memory and some role does not have yet."""
+    if any(getattr(role, use) and use not in role.auto for role in roles for use in ("train", "rollout")):
+        yield 'layouts left open ("auto"), where they are declared'
+    if any(role.optimizer and not role.optimizer.distributed for role in roles):
+        yield "optimizer=AdamW(distributed=True)"
+    if not all(role.offload for role in roles) and not all(kind.on_cpu for kind in kinds):
+        yield "offload=True"
+    if any(role.trainable and role.recompute != "full" for role in roles):
+        yield "recompute='full'"
+    if any(role.dtype == "fp32" for role in roles):
+        yield "dtype='bf16'"
     row = max(map(recorded.long_row, roles), default=0)
     alone = f"rows shorter than {row:,} tokens (one longer than micro_batch_tokens runs alone)"
-    shorter = alone if row else "fewer micro_batch_tokens"
-    return (
-        f"nothing fits on {cluster}: {what}. {do} What also helps: optimizer=AdamW(distributed=True), offload=True, "
-        f"recompute='full', dtype='bf16', {shorter}{adapters}."
-    )
+    yield alone if row else "fewer micro_batch_tokens"
+    if any(role.could_adapt for role in roles):
+        yield "lora=hf.LoRA(rank=16)"

@@ -745,6 +745,26 @@ def test_layouts_that_cover_no_pool():
         session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
+ADVICE = ['layouts left open ("auto"), where they are declared', "optimizer=AdamW(distributed=True)", "offload=True",
+          "recompute='full'", "dtype='bf16'", "fewer micro_batch_tokens", "lora=hf.LoRA(rank=16)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("has", "left_out"),
+    [
+        ({"dtype": "fp32"}, (0,)),
+        ({"optimizer": SHARDED, "recompute": "full"}, (0, 1, 3, 4)),
+        ({"lora": hf.LoRA(rank=8), "train": "tp1", "optimizer": SHARDED}, (1, 4, 6)),
+    ],
+)  # fmt: skip
+def test_where_nothing_fits_only_what_a_role_lacks_is_advised(has, left_out):
+    session = session_on("1x1 A100-80GB", hf.GRPO(n=2), spec=ModelSpec.preset("llama-70b"), **has)
+    with pytest.raises(hf.DeviceMemoryError) as refused:
+        session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
+    advice = str(refused.value).rpartition("What also helps: ")[2]
+    assert advice == ", ".join(one for n, one in enumerate(ADVICE) if n not in left_out) + "."
+
+
 @pytest.mark.parametrize("algorithm", [hf.GRPO(n=2), hf.PPO()])
 @pytest.mark.parametrize("cluster", ["1x1 A100-80GB", "1x8 A100-80GB", "2x8 A100-80GB"])
 def test_models_that_fit_nowhere(cluster, algorithm):

@@ -371,8 +371,7 @@ def _table(group: Sequence[DeviceMemory]) -> str:
         "  " + " ".join([f"{'role':<12}", *(f"{name:>15}" for name in _COLUMNS)]),
     ]
     for name, estimate in first.roles.items():
-        values = {column: _gb(getattr(estimate, column)) for column in _COLUMNS}
-        values |= {part: f"({values[part]})" for part in estimate.offloaded}
+        values = {c: f"({_gb(getattr(estimate, c))})" if c in estimate.offloaded else _gb(getattr(estimate, c)) for c in _COLUMNS}
         lines.append("  " + " ".join([f"{name:<12}", *(f"{values[column]:>15}" for column in _COLUMNS)]))
     lines.append(f"  {'process':<12} {_gb(first.process):>15}")
     working = max(first.roles, key=lambda name: first.roles[name].working)
@@ -397,7 +396,8 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> 
     options: dict[str, int] = {}
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
-    options["a larger tp or pp, or more devices in this pool"] = state
+    axes = "tp, pp or ep" if any(r.model and r.model.experts for r in roles) else "tp or pp"
+    options[f"a larger {axes}, or more devices in this pool"] = state
     replicas = {r.name: (r.train or Layout()).fill(pool_size).num_copies for r in roles}
     repeated = [r.name for r in roles if r.optimizer is not None and not r.optimizer.distributed and replicas[r.name] > 1]
     if repeated:
