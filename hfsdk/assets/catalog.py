@@ -68,6 +68,11 @@ def checked(folder: Path, asked: str) -> Path:
     if not folder.is_dir():
         raise ModelNotFoundError(f"asked for the model {asked!r}; {folder} is not a folder. {_what_exists()}")
     held = sorted(path.name for path in folder.iterdir())
+    if "adapter_config.json" in held and "config.json" not in held:
+        raise ModelNotFoundError(
+            f"asked for the model {asked!r}; {folder} has adapters of one, and not its weights. Declare the model that they stand "
+            f"beside, with them: session.actor(model, lora={asked!r})"
+        )
     if "config.json" not in held:
         raise ModelNotFoundError(
             f"asked for the model {asked!r}; {folder} has no config.json ({_brief(held)}). "

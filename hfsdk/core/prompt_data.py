@@ -17,6 +17,12 @@ from hfsdk.core.errors import ColumnError, OptionError
 MOST_ROWS = 10_000_000
 """Of a source: what is more is a typo, and takes gigabytes."""
 
+NO_UTF_8 = (
+    "has lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form: text.encode('utf-8', 'replace').decode() puts ? in "
+    "their place"
+)
+"""What is said of a text that no tokenizer takes."""
+
 PROMPT_COLUMNS = ("prompt", "text", "messages")
 """Where prompts are looked for, where nobody says."""
 

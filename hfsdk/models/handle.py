@@ -13,7 +13,7 @@ import numpy as np
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments, Folder, Learning, OnRanks, OwnPrimitive
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Count, Index, Within, checked, shown
+from hfsdk.core.checks import Count, Index, Within, checked
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
@@ -31,6 +31,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
 from hfsdk.models.counters import Counters
 from hfsdk.models.host import CallClient
+from hfsdk.models.loss_fits import check_loss
 from hfsdk.models.primitive import Primitive
 
 Epochs = Annotated[int, Within(1, 10_000)]
@@ -347,24 +348,15 @@ class TrainedHandle(ModelHandle):
         """Refuse what cannot be learned from.
 
         Raises:
-            OptionError: the loss is a class; the samples are too long, or no whole sets.
+            OptionError: the loss is none of this role's; the samples are too long, or no whole sets.
             ColumnError: the batch lacks a column, or one has another length than the responses.
         """
         what = f"{self.name}.{method.name}"
-        if isinstance(loss, type):
-            raise OptionError(
-                f"{what} takes a loss, a function of (out, b); got {shown(loss)}. Write e.g. ppo.PolicyLoss(clip=0.2)."
-            )
+        check_loss(what, loss, self._role.head, len(batch))
         reads: Sequence[str] = getattr(loss, "reads", ())
         self._need(batch, [*method.reads, *reads], method.name)
         self._check_sequences(batch, method.name)
         refs_of(batch).check_aligned(reads, what)
-        together = getattr(loss, "together", 1)
-        if len(batch) % together:
-            raise OptionError(
-                f"{what}: {type(loss).__name__} takes sets of {together} rows that stand one after the other; the batch has "
-                f"{len(batch)} rows. Pairs come from session.pairs(...)."
-            )
 
     def _learn(self, method: Method, batch: Batch, loss: Loss, arguments: Learning = Learning()) -> Lease:  # noqa: B008
         self._check_learn(method, batch, loss)

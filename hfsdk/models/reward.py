@@ -23,7 +23,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.lora import ADAPTER_CONFIG
 from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, PROBE
 from hfsdk.core.pending import ColumnRef
-from hfsdk.core.reward_arguments import check_columns, check_reward_function
+from hfsdk.core.reward_arguments import GIVEN, check_columns, check_reward_function
 from hfsdk.core.reward_probe import RewardProbe, summed
 from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.table import Table
@@ -76,6 +76,12 @@ class _Scorer(TrainedHandle):
             workers=role.workers, timeout_s=timeout_s, failures=role.failures,
         )  # fmt: skip
         extra = self._extra_columns(batch)
+        taken = [name for name in extra if name in GIVEN]
+        if taken:
+            raise ColumnError(
+                f"{self.name} is given {', '.join(GIVEN)} of the responses, and the batch has a column {taken[0]!r} of its own; "
+                f"give that another name where the data is made, or batch.alias('own_{taken[0]}', {taken[0]!r}).drop({taken[0]!r})"
+            )
         inputs = self._need(batch, method.reads, method.name) | extra
         lacking = "" if self._host.simulated else _lacking(function, tuple(extra))  # a plan knows no columns of the data
         if lacking:

@@ -99,7 +99,7 @@ def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
         optimizer_over=layout.num_copies if distributed else 1, gradients_stay=True,
     )  # fmt: skip
     return RoleConfig(
-        name=role.name, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,
+        name=role.name, kind=role.kind, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,
         trained=role.trainable, train_tokens=role.micro_batch_tokens, pass_tokens=role.micro_batch_tokens, recompute=role.recompute,
         away=dict.fromkeys(PHASES, role.offloads), head=role.head, lr=role.optimizer.lr if role.optimizer else None, lora=role.lora,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import Message, as_values, foresee, is_conversation, read_source, size_of
+from hfsdk.core.prompt_data import NO_UTF_8, Message, as_values, foresee, is_conversation, read_source, size_of
 from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tokenizer import Tokenizer
@@ -165,7 +165,11 @@ class PromptStream(RowStream):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
             limit = self._context - (CHAT_OVERHEAD_BYTES if self._turns(prompt) else 2)
-            if size_of(prompt) >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
+            try:
+                size = size_of(prompt)
+            except UnicodeEncodeError as error:
+                raise OptionError(f"prompt {row} of the data {NO_UTF_8}") from error
+            if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 long.append(row)
         self._foresee(long)
         for row in long:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from hfsdk.core.checks import Index, Name, NonNegative, Title, checked
+from hfsdk.core.checks import Index, Name, NonNegative, Title, check_options, checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, SessionClosedError
@@ -43,7 +43,7 @@ from hfsdk.session.saves import Save, Saves
 from hfsdk.session.session_parts import Parts, delegate, itself
 from hfsdk.session.snapshots import Snapshots
 from hfsdk.session.sources import Sources
-from hfsdk.session.start import Seconds, Started, check_session, start, start_simulated, taken
+from hfsdk.session.start import Seconds, Seed, Started, check_session, start, start_simulated, taken
 from hfsdk.session.training import train
 from hfsdk.session.views import LivePlacement, Traces
 
@@ -231,6 +231,7 @@ class Session(Guided, Offering):
 
     @name.setter
     def name(self, name: str) -> None:
+        check_options("a session", name=(name, Title))
         self._parts.context.name = name
 
     @property
@@ -240,7 +241,8 @@ class Session(Guided, Offering):
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._parts.context.seed = seed
+        check_options("a session", seed=(seed, Seed))
+        self._parts.context.seed = int(seed)
 
     @property
     def kept(self) -> bool:

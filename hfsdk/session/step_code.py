@@ -46,6 +46,8 @@ class Declaration:
     """One call that declares a role."""
 
     role: str
+    method: str
+    """Of the session: what kind of role it is."""
     source: Any
     """A model, a :class:`Written` name, or the reward function."""
     options: dict[str, Any]
@@ -74,7 +76,7 @@ class StepCode:
         )
         for one in self.declarations:
             options = [f"{name}={_literal(value)}" for name, value in one.options.items()]
-            lines.append(f"{one.role} = session.{one.role}({', '.join([_literal(one.source), *options])})")
+            lines.append(f"{one.role} = session.{one.method}({', '.join([_literal(one.source), *options])})")
         lines += [
             f"session.place({_literal(self.placement)})",
             f"prompts = session.prompts([[1] * {self.prompt_tokens}] * {self.prompts}, batch_size={self.prompts})  # your data",
@@ -94,7 +96,7 @@ class StepCode:
             handles: dict[str, Any] = {"score": _score}
             for one in self.declarations:
                 source = handles[one.source.text] if isinstance(one.source, Written) else one.source
-                handles[one.role] = getattr(session, one.role)(source, **one.options)
+                handles[one.role] = getattr(session, one.method)(source, **one.options)
             session.place(self.placement)
             prompts = session.prompts([[1] * self.prompt_tokens] * self.prompts, batch_size=self.prompts)
             step = self.algorithm.step(session.models, prompts[0])
@@ -172,8 +174,9 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     if not step.ours:
         comments.append(f"hfsdk has no {step.algorithm}; {type(algorithm).__name__} in its place makes the same calls")
     declared = [_declaration(step, role, specs, tp, offload) for role in step.roles]
-    if "reward" not in {role.name for role in step.roles}:
-        declared.append(Declaration(role="reward", source=Written("score"), options={}))
+    for name in ("reward", "cost"):
+        if name not in {role.name for role in step.roles} and (name == "reward" or name in getattr(algorithm, "roles", ())):
+            declared.append(Declaration(role=name, method=name, source=Written("score"), options={}))
     groups: dict[str, list[str]] = {pool: [] for pool in step.pools}
     for role in step.roles:
         groups[role.pool].append(role.name)
@@ -194,7 +197,10 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     layout = replace(layout, tp=tp) if tp else layout
     options: dict[str, Any] = {}
     words = str(layout).replace(" pp1", "")
-    options["layout" if role.name in ("reference", "reward") else "train"] = words
+    method = role.kind or role.name
+    options["layout" if method in ("reference", "reward", "cost") else "train"] = words
+    if method != role.name:
+        options["name"] = role.name
     if role.name == "actor":
         rollout = step.rollout.layout
         options["rollout"] = f"tp{rollout.tp * rollout.pp}" + f" ep{rollout.ep}" * (rollout.ep > 1)
@@ -213,7 +219,7 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
         options["recompute"] = role.recompute
     options |= {"offload": True} if offload or "weights" in gone else {}
     options["micro_batch_tokens"] = max(1, role.train_tokens if role.trained else role.pass_tokens)
-    return Declaration(role=role.name, source=source, options={k: v for k, v in options.items() if v != ""})
+    return Declaration(role=role.name, method=method, source=source, options={k: v for k, v in options.items() if v != ""})
 
 
 def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfsdk.assets.pretrained import load_tokenizer
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError
+from hfsdk.core.prompt_data import NO_UTF_8
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are exactly their ``tokenizer.json``."""
@@ -107,8 +109,15 @@ class FolderTokenizer:
         return Core.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
-        return list(self.core.encode(text).ids)
+        """Return the token ids of a text, with whatever the model's tokenizer puts around it.
+
+        Raises:
+            OptionError: the text has no UTF-8 form.
+        """
+        try:
+            return list(self.core.encode(text).ids)
+        except (TypeError, UnicodeEncodeError) as error:  # the first is what tokenizers says
+            raise OptionError(f"the prompt {shown(text)} {NO_UTF_8}") from error
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a chat in the model's template, ready for the assistant's turn.

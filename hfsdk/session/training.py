@@ -443,7 +443,8 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
 
 
 def _stop_calls(parts: Parts, control: RunControl) -> None:
-    """Cancel what the run's step has started; calls that the user started beside it go on."""
+    """Cancel what the run's step has started, whose end the run tells of; calls that the user started beside it go on."""
     if not parts.client.closed:
         own = set(control.calls.own)
         parts.client.cancel([call for call in parts.client.open_calls() if call in own])
+        parts.client.send(m.Overlook(tuple(own)))

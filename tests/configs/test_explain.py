@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hfsdk as hf
@@ -513,6 +514,66 @@ def test_files_that_are_no_configuration_are_refused(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(hf.OptionError, match=told):
             hf.explain(tmp_path / name)
+
+
+def test_a_launcher_s_words_and_a_module_s_name_are_read():
+    base = "--per_device_train_batch_size 4 --num_generations 8 --model_name_or_path Qwen/Qwen2.5-7B"
+    plain = hf.explain(f"--num_processes=4 {base}")
+    line = f"accelerate launch --num_processes 4 grpo.py {base}"
+    assert rows(hf.explain(line)) == rows(hf.explain(line.split())) == rows(plain)
+    assert plain.cluster.num_devices == 4
+    told = hf.explain("python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-7B --train_batch_size 128 --zero_stage 3")
+    assert told.step.system == "OpenRLHF"
+    assert hf.explain(f"--remote_rm_url reward.py {base}").step.system == "TRL"
+
+
+TRL_KEYS = {"per_device_train_batch_size": 4, "num_generations": 8, "gradient_accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        *(({**TRL_KEYS, key: 0}, key) for key in (*TRL_KEYS, "num_iterations", "vllm_tensor_parallel_size")),
+        *(({"policy": {"train_global_batch_size": 512, "dtensor_cfg": {"tensor_parallel_size": 0}}},
+           "policy.dtensor_cfg.tensor_parallel_size"),),
+        *(({"grpo.num_prompts_per_step": 32, key: 0}, key)
+          for key in ("policy.train_global_batch_size", "grpo.num_generations_per_prompt", "cluster.gpus_per_node")),
+        *(({"data.train_batch_size": 64, key: 0}, key)
+          for key in ("data.train_batch_size", f"{R}n", "trainer.nnodes", "trainer.n_gpus_per_node", f"{A}ppo_epochs")),
+        ({"rollout.batch_size": 64, "actor.num_gpus_per_node": 0}, "actor.num_gpus_per_node"),
+    ],
+)  # fmt: skip
+def test_nothing_of_a_kind_is_refused_by_its_key(config, key):
+    if "vllm" in key:
+        config = {**config, "use_vllm": True}
+    with pytest.raises(hf.OptionError, match=rf"{re.escape(key)} must be from 1 to 1,000,000,000; got 0\."):
+        hf.explain(config)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert rows(hf.explain({key: np.int64(value) for key, value in TRL_KEYS.items()})) == rows(hf.explain(TRL_KEYS))
+
+
+def test_without_experts_no_rule_of_experts_is_said():
+    policy = {"train_global_batch_size": 512, "dtensor_cfg": {"tensor_parallel_size": 3}}
+    config = {"policy": policy, "cluster": {"gpus_per_node": 8}}
+    said = str(hf.explain(config))
+    assert "must be a multiple of pp x cp x tp" in said
+    assert "expert" not in said
+
+
+def test_roles_of_other_names_are_declared_by_their_kind():
+    with hf.Session.simulated("1x8 H100") as session:
+        session.reference(session.actor("tiny"))
+        session.critic("tiny")
+        session.critic("tiny", name="cost_critic")
+        session.reward("tiny")
+        session.cost(lambda completions: [0.0] * len(completions))
+        told = hf.explain(hf.SafeRLHF(max_new_tokens=8), session=session, prompts=8)
+    assert told.trace is not None
+    assert "cost_critic = session.critic(" in told.code
+    assert "name='cost_critic'" in told.code
+    assert "cost = session.cost(score)" in told.code
 
 
 def test_an_algorithm_needs_a_session_with_an_actor():

@@ -91,7 +91,7 @@ def test_what_is_no_death_is_raised_as_ever(session, prompts, tmp_path):
 def test_failures_that_nobody_saw_do_not_count_as_deaths(session, prompts, tmp_path, controller):
     with pytest.warns(UserWarning, match="goes on"):
         train(session, Dies({1}), prompts, tmp_path)
-    assert len(controller.sent(m.Overlook)) == 1
+    assert len([one for one in controller.sent(m.Overlook) if one.calls is None]) == 1
 
 
 def test_trackers_have_each_step_once(session, prompts, tmp_path):

@@ -167,7 +167,7 @@ def examples():
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}),
         m.AskHostRoom(("actor",), unless_kept=True), m.Cancel((1,)), m.Release((1,)),
         m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
-        m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Overlook(), m.Close(),
+        m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Forget((kept,)), m.Overlook(), m.Overlook((1, 2)), m.Close(),
         m.Note("restore", 1, 0.5, "a worker died"), q.Devices(), m.InRow((1, 2)),
         m.AwaitLoads(),
         *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),

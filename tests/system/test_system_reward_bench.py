@@ -63,6 +63,35 @@ def test_an_update_is_bit_for_bit_that_of_the_batch_without_unscored_samples(liv
     assert updated(live, batch, mini_batches=mini_batches) == updated(live, without, mini_batches=mini_batches)
 
 
+def test_a_run_that_failed_tells_all_of_it_once(live):
+    """Two calls of its step fail each by itself; neither ends what comes after, and others' failures are still told."""
+    live.session.reward(lambda completions: [None] * len(completions))
+    before = live.session.snapshot("before")
+    algorithm = hf.GRPO(n=2, max_new_tokens=4)
+    with pytest.raises(hf.HfsdkError, match=r"none of the .* samples is scored"):
+        live.session.train(algorithm, live.prompts, steps=1)
+    live.session.snapshot("after it")
+    live.session.reward(lengths_reward)
+    assert live.session.train(algorithm, live.prompts, steps=1).steps == 1
+    live.actor.update(live.actor.generate(live.prompts[0][:2], max_new_tokens=2), lambda out, b: out.nothing)
+    with pytest.raises(hf.HfsdkError, match="nothing"):
+        live.session.snapshot("again")
+    live.session.rewind(before)
+
+
+def test_a_column_of_the_data_never_stands_for_the_responses(live, responses):
+    """Where it is not refused before, as on a worker of another release, what is scored are the responses."""
+    seen = []
+    live.session.reward(lambda completions: [float(len(text)) for text in completions])
+    whole = live.session.models.reward.compute_scores(responses)["scores"].tolist()
+    for name in ("prompts", "completions", "completion_ids"):
+        named = responses.with_columns(**{name: ["gold"] * 8})
+        with pytest.raises(ColumnError, match=f"a column '{name}' of its own"):
+            live.session.models.reward.compute_scores(named)
+        seen.append(live.session.models.reward.compute_scores(named.alias(f"own_{name}", name).drop(name))["scores"].tolist())
+    assert seen == [whole] * 3
+
+
 def test_a_step_counts_what_was_not_scored(live):
     live.session.reward(some)
     before = live.session.snapshot("before")

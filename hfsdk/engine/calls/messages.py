@@ -232,6 +232,9 @@ class Overlook:
     Workers that have ended as well, or hang, are taken as gone with them; nothing may run meanwhile.
     """
 
+    calls: tuple[int, ...] | None = None
+    """Only failures of these, and of no worker; others may run meanwhile."""
+
 
 @dataclass(frozen=True)
 class Note:

@@ -162,6 +162,12 @@ class Controller:
             self._raise_unseen(self._homes.role(name))
 
     def _overlook(self, message: m.Overlook) -> None:
+        if message.calls is not None:
+            with self._lock:
+                for role in self._roles.values():
+                    if role.unseen is not None and role.unseen.call.id in message.calls:
+                        role.unseen = None
+            return
         dead = self._homes.dead_pools()
         with self._lock:
             self._homes.close_dead(dead)

@@ -155,7 +155,7 @@ def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
     completions = [decode(row.tolist()) for row in table.ragged("response")]
     given: dict[str, Any] = {"prompts": prompts, "completions": completions}
     given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
-    given.update({n: list(c) for n, c in table.items() if n not in SEQUENCES and not isinstance(c, Ragged)})
+    given.update({n: list(c) for n, c in table.items() if n not in (*SEQUENCES, *GIVEN) and not isinstance(c, Ragged)})
     return given
 
 

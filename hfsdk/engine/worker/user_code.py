@@ -33,7 +33,9 @@ def primitive(asked: OwnPrimitive, view: RankView, table: Table) -> tuple[Mappin
     for name, column in value.items():
         if len(column) != table.num_rows:
             num_rows = table.num_rows
-            raise CallError(f"the primitive returned {len(column)} entries for column {name!r}; this rank has {num_rows} rows")
+            raise CallError(
+                f"the primitive returned {len(column)} entries for column {name!r}; this rank has {num_rows} rows (rows.num_rows)"
+            )
     copied = as_it_travels(dict(value), asked.shipped.name)
     return {name: as_column(column) for name, column in copied.items()}, None
 

@@ -41,6 +41,9 @@ SIGNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """System -> how keys begin that only it has."""
 
+MODULES = {"verl": "verl", "NeMo-RL": "nemo_rl", "OpenRLHF": "openrlhf", "TRL": "trl"}
+"""System -> the package that a command line runs a module of."""
+
 WRITE = (
     "a path of a YAML file, a dict, the words of a command line ('data.train_batch_size=1024 ...', '--train.batch_size 128 ...'), "
     "TRL's GRPOConfig, or an algorithm with session="
@@ -68,7 +71,7 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     """
     name, keys = _keys(config)
     keys = {**keys, **_overrides(list(overrides))}
-    found = system_named(system) if system else _system(name, keys)
+    found = system_named(system) if system else _system(name, keys, config)
     renamed = {}
     if found == "OpenRLHF":
         renamed = {old: new for old, new in OLD_NAMES.items() if old in keys}
@@ -89,11 +92,15 @@ def system_named(system: str) -> str:
     return plain[asked]
 
 
-def _system(name: str, keys: Mapping[str, Any]) -> str:
+def _system(name: str, keys: Mapping[str, Any], config: Any) -> str:
     counts = {system: sum(key.startswith(signs) for key in keys) for system, signs in SIGNS.items()}
     best = max(counts, key=lambda system: counts[system])
     if counts[best]:
         return best
+    line = config if isinstance(config, str) else " ".join(config) if isinstance(config, Sequence) else ""
+    for system, module in MODULES.items():
+        if re.search(rf"(^|\s|/){module}[./]", line):
+            return system
     has = ", ".join(list(keys)[:5]) or "no keys"
     raise OptionError(f"{name} is of no system that is read ({', '.join(SYSTEMS)}): it has {has}. Name it: system='verl'.")
 
@@ -239,8 +246,8 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
         if not flag and (not equals or not re.fullmatch(r"[\w.@/-]+", key)):
             continue  # the program, its module
         if flag and not equals:
-            taken = []
-            while position < len(words) and not words[position].startswith("--"):
+            taken: list[str] = []
+            while position < len(words) and not words[position].startswith("--") and not (taken and _is_program(words[position])):
                 taken.append(words[position])
                 position += 1
                 if key.replace("-", "_") in ("config", "config_file"):
@@ -260,6 +267,11 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
         else:
             found[key if "." in key else key.replace("-", "_")] = parsed
     return found
+
+
+def _is_program(word: str) -> bool:
+    """Whether a launcher's arguments end before a word: a script, or a module's ``-m``."""
+    return word == "-m" or word.endswith(".py")
 
 
 def _is_switch(key: str) -> bool:

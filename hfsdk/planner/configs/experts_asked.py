@@ -32,6 +32,8 @@ def shared_experts(experts: int, expert_tp: int | None, tp: int, dp: int) -> int
 def expert_rule(rule: Callable[..., None], num_gpus: int, layout: Layout, experts: int, expert_tp: int | None) -> None:
     """Add a finding where Megatron could not spread experts so, or a layout says it otherwise."""
     parts = max(1, experts) * max(1, expert_tp or layout.tp)
+    if parts == layout.tp and experts <= 1:
+        return
     rule(num_gpus % (parts * layout.pp) == 0, "the GPUs must be a multiple of expert tp x ep x pp",
          f"{num_gpus}, {parts * layout.pp}", "Take an expert_model_parallel_size that divides them.",
          "megatron/core/parallel_state.py, initialize_model_parallel")  # fmt: skip

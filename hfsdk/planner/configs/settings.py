@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, NoReturn
 
 from hfsdk.core.checks import shown
@@ -18,6 +19,19 @@ MOST_NESTED = 64
 
 MOST = 10**9
 """The largest whole number of a configuration that is taken."""
+
+AT_LEAST_ONE = (
+    "trainer.n_gpus_per_node", "trainer.nnodes", "data.train_batch_size", "data.max_response_length", "rollout.n",
+    "actor.ppo_mini_batch_size", "actor.ppo_epochs", "critic.ppo_epochs",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", "num_iterations", "max_completion_length",
+    "num_processes", "response_length", "num_ppo_epochs", "num_mini_batches",
+    "train.batch_size", "train.micro_batch_size", "rollout.batch_size", "rollout.micro_batch_size", "n_samples_per_prompt",
+    "actor.num_nodes", "actor.num_gpus_per_node", "train.max_epochs",
+    "cluster.num_nodes", "cluster.gpus_per_node", "num_prompts_per_step", "num_generations_per_prompt", "train_global_batch_size",
+    "train_micro_batch_size", "max_total_sequence_length", "tensor_parallel_size", "pipeline_parallel_size",
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+)  # fmt: skip
+"""How keys end of which nothing is left where they are 0: verl's, TRL's, OpenRLHF's and NeMo-RL's, in this order."""
 
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _KINDS = {"whole": "a whole number", "number": "a number", "yes": "true or false", "text": "a text"}
@@ -37,7 +51,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def flatten(given: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -102,6 +116,8 @@ class Settings:
             return None
         if not _is_number(value) or int(value) != value:
             return self._refuse(key, "whole", value)
+        if any(key == one or key.endswith((f".{one}", f"_{one}")) for one in AT_LEAST_ONE):
+            least = max(1, least)
         if not least <= value <= MOST:
             raise OptionError(f"{self.what}: {key} must be from {least} to {MOST:,}; got {shown(value)}. Correct it there.")
         return int(value)

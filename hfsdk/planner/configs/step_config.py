@@ -99,6 +99,8 @@ class RoleConfig:
     lr: float | None = None
     lora: LoRA | None = None
     """Adapters that are trained in place of the weights."""
+    kind: str = ""
+    """hfsdk's kind of a role that has another name (``"critic"`` of a ``"cost_critic"``)."""
     base_of: str = ""
     """The role whose frozen weights it takes, and does not hold itself."""
 

@@ -124,7 +124,8 @@ def long_tails(
         plan: of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
         lengths: of responses: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the workload's.
         over_sampling: of partial rollouts, prompts under way over prompts trained; APRIL's example has 2.
-        steps: of a run, over which the mean is taken (partial rollouts: after some that do not count).
+        steps: of a run, over which the mean is taken (partial rollouts: after some that do not count). Where responses are about
+            equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
         seed: of the lengths.
         perf: predicts decode steps and moves; by default the presets. Give a calibrated session's (``session.perf``) here as well.
 
