@@ -254,7 +254,7 @@ def _read(given: Given, num_gpus: int | None, prompt_tokens: int | None) -> tupl
 
 def _cluster(step: StepConfig, gpu: str) -> ClusterSpec:
     """Return the cluster of all pools' devices, in nodes as the configuration has them."""
-    whole = sum(step.pools.values())
+    whole = step.num_devices
     each = min(max(1, step.gpus_per_node), whole)
     if whole % each:
         return ClusterSpec.parse(f"{whole // each}x{each} {gpu} + 1x{whole % each} {gpu}")
@@ -277,8 +277,8 @@ def _explained(
 ) -> Explanation:  # fmt: skip
     specs, too_long = lengthened(step, specs)
     memory = memory_by_phase(step, specs, cluster.devices[0])
-    findings, needed = [*step.findings, *fit_findings(step, memory), *too_long], sum(step.pools.values())
-    if needed != cluster.num_devices:
+    findings, needed = [*step.findings, *fit_findings(step, memory), *too_long], step.num_devices
+    if needed != cluster.num_devices and not step.own:
         findings.append(Finding(
             kind=NOTE if needed < cluster.num_devices else BROKEN, rule="the cluster has as many devices as the configuration uses",
             got=f"{cluster.num_devices} of {cluster}, {needed}", do="Give the cluster it is meant for, or leave cluster= out.",

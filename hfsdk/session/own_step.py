@@ -57,7 +57,14 @@ def read_own(
     if not response:
         raise OptionError(f"{shown(type(algorithm).__name__)} generates nothing: it learns from pairs, one batch a step")
     samples, actor = number * copies, models["actor"]
-    used = [name for name in getattr(algorithm, "roles", ()) if name in models]
+    needed = getattr(algorithm, "roles", ())
+    missing = [name for name in needed if name not in {handle.name for handle in session.roles}]
+    if missing:
+        raise OptionError(
+            f"a step of {type(algorithm).__name__} needs {', '.join(needed)}, and the session has no {' and no '.join(missing)}; "
+            f"declare session.{missing[0]}(...)"
+        )
+    used = [name for name in needed if name in models]
     pools = {pool.name: pool.size for pool in placement.pools}
     layout = _filled(actor, placement)
     how = {
@@ -82,8 +89,17 @@ def read_own(
         ),
         nodes=len(cluster.node_devices), gpus_per_node=len(cluster.node_devices[0]), rounding="up", how=how, assumed=assumed,
         reward=str(models["reward"].model) if "reward" in models else "a function",
+        within={pool.name: pool.within for pool in placement.pools if pool.within}, own={name: models[name] for name in used},
+        placed=_of_these(placement, used),
     )  # fmt: skip
     return config, {name: models[name].model for name in used}
+
+
+def _of_these(placement: Placement, roles: Sequence[str]) -> Placement:
+    """Return the placement of these roles and their shadows alone."""
+    homes = {name: pool for name, pool in placement.roles.items() if name.partition(".")[0] in roles}
+    wholes = {pool.within for pool in placement.pools if pool.name in homes.values()}
+    return Placement(tuple(pool for pool in placement.pools if pool.name in {*homes.values(), *wholes}), homes)
 
 
 def _filled(role: RoleSpec, placement: Placement) -> Layout:

@@ -15,8 +15,9 @@ from typing import Any
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, HfsdkError, OptionError
 from hfsdk.core.lora import LoRA
+from hfsdk.core.placement import Placement
 from hfsdk.core.plan import MOST_SAMPLES
-from hfsdk.core.roles import AdamW, RolloutOptions
+from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.trace import Trace
 from hfsdk.planner.configs.batch_arithmetic import mini_batches
@@ -59,7 +60,7 @@ class StepCode:
 
     cluster: ClusterSpec
     declarations: tuple[Declaration, ...]
-    placement: str | dict[str, int]
+    placement: str | dict[str, int] | Placement
     prompts: int
     prompt_tokens: int
     algorithm: Any
@@ -157,6 +158,8 @@ def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterato
     """Yield the step in its own layouts; where weights are cut over dp with more and more tensor parallelism; and offloaded."""
     cut, tp = any(role.states.weights_over > 1 for role in step.roles), 1
     yield _step_code(step, specs, cluster, None)
+    if step.own:
+        return
     while cut and 2 * tp <= min(8, step.gpus_per_node):
         tp *= 2
         yield _step_code(step, specs, cluster, tp)
@@ -183,8 +186,13 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     if step.rollout.pool != step.roles[0].pool:
         groups[step.rollout.pool].append("actor.rollout")
     sized = {" ".join(names): step.pools[pool] for pool, names in groups.items() if names}
+    placement: str | dict[str, int] | Placement = sized
+    if len(sized) == 1 and step.num_devices == cluster.num_devices:
+        placement = "colocate"
+    elif step.placed is not None:
+        placement = step.placed
     return StepCode(
-        cluster=cluster, declarations=tuple(declared), placement="colocate" if len(sized) == 1 else sized, prompts=step.prompts,
+        cluster=cluster, declarations=tuple(declared), placement=placement, prompts=step.prompts,
         prompt_tokens=step.prompt_tokens, algorithm=algorithm, comments=tuple(comments),
     )  # fmt: skip
 
@@ -201,6 +209,12 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     options["layout" if method in ("reference", "reward", "cost") else "train"] = words
     if method != role.name:
         options["name"] = role.name
+    own = step.own.get(role.name)
+    if own is not None:
+        return Declaration(
+            role=role.name, method=method, source=Written("actor") if role.name == "reference" and spec == actor else source,
+            options=options | _own_options(own),
+        )  # fmt: skip
     if role.name == "actor":
         rollout = step.rollout.layout
         options["rollout"] = f"tp{rollout.tp * rollout.pp}" + f" ep{rollout.ep}" * (rollout.ep > 1)
@@ -220,6 +234,19 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     options |= {"offload": True} if offload or "weights" in gone else {}
     options["micro_batch_tokens"] = max(1, role.train_tokens if role.trained else role.pass_tokens)
     return Declaration(role=role.name, method=method, source=source, options={k: v for k, v in options.items() if v != ""})
+
+
+def _own_options(role: RoleSpec) -> dict[str, Any]:
+    """Return the options with which a role of a session is declared, those at their defaults left out."""
+    found: dict[str, Any] = {"dtype": role.dtype}
+    if role.rollout is not None:
+        found["rollout"] = str(replace(role.rollout, dp=None)).replace(" pp1", "")
+        found["rollout_options"] = role.rollout_options
+    if role.trainable:
+        found |= {"optimizer": role.optimizer, "recompute": role.recompute, "lora": role.lora}
+    plain = {field.name: field.default for field in dataclasses.fields(RoleSpec)}
+    found |= {name: getattr(role, name) for name in ("offload", "micro_batch_tokens") if getattr(role, name) != plain[name]}
+    return {name: value for name, value in found.items() if value not in ("", None, RolloutOptions())}
 
 
 def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:
@@ -262,4 +289,6 @@ def _literal(value: Any) -> str:
         return _algorithm_text(value)
     if isinstance(value, ModelSpec):
         return f"hf.{value!r}"
+    if isinstance(value, Placement):
+        return repr(value).replace("Placement(", "hf.Placement(").replace("Pool(", "hf.Pool(")
     return repr(value)

@@ -576,6 +576,54 @@ def test_roles_of_other_names_are_declared_by_their_kind():
     assert "cost = session.cost(score)" in told.code
 
 
+@pytest.mark.parametrize("cluster", ["1x8 H100", "2x8 H100"])
+def test_of_a_session_its_own_roles_and_places_are_explained(cluster):
+    """Every plan of a session, parts of pools and shadows too: as long as planned, and the code says the same."""
+    lora, algorithm = hf.LoRA(rank=8), hf.PPO(max_new_tokens=512)
+    with hf.Session.simulated(cluster) as session:
+        session.reference(session.actor("llama3-8b", dtype="bf16", lora=lora, optimizer=hf.AdamW(distributed=True)))
+        session.critic("llama3-8b", dtype="bf16", lora=lora, offload=True, recompute="full")
+        session.reward("qwen2.5-0.5b", dtype="bf16")
+        plan = session.plan(algorithm, hf.Workload(prompts=64, prompt_tokens=512, response_tokens=512), top=8)
+        parts = 0
+        for one in (plan, *plan.runners_up):
+            session.place(one)
+            told = hf.explain(algorithm, session=session, prompts=64, prompt_tokens=512)
+            assert told.trace.duration_s == pytest.approx(one.seconds, rel=0.01), one
+            assert not [finding for finding in told.findings if finding.kind == "broken"]
+            pasted: dict[str, Any] = {}
+            exec(compile(told.code, "<code>", "exec"), pasted)
+            again = pasted["session"]
+            pasted["step"].actor.wait()
+            pasted["step"].critic.wait()
+            assert again.placement.placement.roles == session.placement.placement.roles
+            assert again.trace.duration_s == pytest.approx(one.seconds, rel=0.02)
+            again.close()
+            parts += any(pool.within for pool in session.placement.placement.pools)
+    assert cluster == "2x8 H100" or parts, "no plan had parts of pools, so that was not tried"
+
+
+def test_on_a_part_of_a_pool_there_is_what_the_whole_has():
+    with hf.Session.simulated("1x8 H100") as session:
+        session.reference(session.actor("llama3-3b", dtype="bf16", optimizer=hf.AdamW(distributed=True)))
+        session.reward("llama3-3b", dtype="bf16")
+        session.place("interleaving")
+        told = hf.explain(hf.GRPO(max_new_tokens=64), session=session)
+    asked = {(one.pool, one.phase): one for one in told.memory}
+    whole, part = asked["all", "preparation"], asked["reward", "preparation"]
+    assert set(part.roles) == {"actor", "reward"} > set(whole.roles)
+    assert part.roles["actor"] >= asked["all", "learning"].parts["optimizer"] > 0
+    assert told.step.num_devices == 8
+
+
+def test_a_session_that_lacks_a_role_is_no_step():
+    with hf.Session.simulated("1x8 H100") as session:
+        session.actor("tiny")
+        session.reward("tiny")
+        with pytest.raises(hf.OptionError, match="no critic and no reference; declare session"):
+            hf.explain(hf.PPO(max_new_tokens=8), session=session)
+
+
 def test_an_algorithm_needs_a_session_with_an_actor():
     with pytest.raises(hf.OptionError, match="session=session"):
         hf.explain(hf.GRPO())

@@ -7,7 +7,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, LayoutError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
-from hfsdk.core.placement import Placement
+from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import BLOCK_TOKENS, cache_bytes
 from hfsdk.core.spec import ModelSpec
@@ -45,6 +45,15 @@ def ppo_70b(train="tp8 pp4", rollout="tp8"):
 
 def place(roles, what, cluster):
     return Placement.of(what, [r.name for r in roles if r.model is not None], cluster.num_devices)
+
+
+def test_a_part_of_a_pool_that_is_too_full_is_told_as_any_other():
+    """Its roles' layouts cover the part, and not the pool."""
+    cluster = ClusterSpec.parse("1x8 A100-80GB")
+    reward = RoleSpec(name="reward", kind="reward", model=SMOL, head="scalar", train=Layout(dp=4), dtype="bf16")
+    placement = Placement((Pool("all", tuple(range(8))), Pool("part", (0, 1, 2, 3), "all")), {"actor": "all", "reward": "part"})
+    with pytest.raises(DeviceMemoryError, match="What helps, most first"):
+        check_fits([trained(LLAMA_70B, "tp8", "bf16"), reward], placement, cluster)
 
 
 def test_fp32_is_16_bytes_a_parameter():

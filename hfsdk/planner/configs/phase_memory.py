@@ -138,8 +138,9 @@ def fit_findings(step: StepConfig, memory: tuple[PhaseMemory, ...]) -> tuple[Fin
 
 
 def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase: str) -> PhaseMemory:
-    mine = [(role, spec) for role in step.roles if role.pool == pool and (spec := specs.get(role.name)) is not None]
-    rollout = _rollout(step, specs, device, phase) if step.rollout.pool == pool else {}
+    here = {pool, step.within.get(pool, pool)}  # on a part of a pool there is what the whole of it has, too
+    mine = [(role, spec) for role in step.roles if role.pool in here and (spec := specs.get(role.name)) is not None]
+    rollout = _rollout(step, specs, device, phase) if step.rollout.pool in here else {}
     works = {role.name: work for role, spec in mine for work in [_work(role, spec, phase)] if work}
 
     def all_bytes(worker: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -160,7 +161,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
     parts, roles = all_bytes(worker)
     if rollout:
         roles["rollout"] = sum(rollout.values())
-    left_out = tuple(role.name for role in step.roles if role.pool == pool and specs.get(role.name) is None)
+    left_out = tuple(role.name for role in step.roles if role.pool in here and specs.get(role.name) is None)
     order = {**{part: parts[part] for part in PARTS}, **rollout, "working": parts["working"], "process": GPU_PROCESS_BYTES}
     return PhaseMemory(
         pool=pool, num_devices=step.pools[pool], device_name=device.name, phase=phase, parts=order, roles=roles,

@@ -8,6 +8,8 @@ from typing import Any
 
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec
 
 PHASES = ("generation", "preparation", "learning")
 """Of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
@@ -171,11 +173,22 @@ class StepConfig:
     """What the configuration does not say -> what was taken, and how to say it."""
     reward: str = "a function"
     """What scores: a function, or a model's name."""
+    within: Mapping[str, str] = field(default_factory=dict)
+    """Pool that is a part of another one -> that one."""
+    own: Mapping[str, RoleSpec] = field(default_factory=dict)
+    """Of hfsdk's own configuration, the roles as they are declared, by name."""
+    placed: Placement | None = None
+    """Of hfsdk's own, where they live."""
 
     @property
     def samples(self) -> int:
         """Samples of one iteration."""
         return self.prompts * self.copies
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all pools, those of parts once."""
+        return sum(size for pool, size in self.pools.items() if pool not in self.within)
 
     @property
     def sample_tokens(self) -> int:

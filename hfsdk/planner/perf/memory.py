@@ -294,10 +294,9 @@ def check_fits(roles: Iterable[RoleSpec], placement: Placement, cluster: Cluster
         groups.setdefault((device.pool, device.device_name, device.exists), []).append(device)
     text = [_table(group) for group in groups.values()]
     worst = max(over, key=lambda d: d.asked - d.exists)
-    pool_size = next(pool.size for pool in placement.pools if pool.name == worst.pool)
     raise DeviceMemoryError(
         f"the declared roles do not fit; asked and existing bytes per device, in GB:\n{chr(10).join(text)}\n"
-        f"{_advice(worst, [r for r in declared if r.name in worst.roles], pool_size)}"
+        f"{_advice(worst, [r for r in declared if r.name in worst.roles], placement)}"
     )
 
 
@@ -391,14 +390,14 @@ def _table(group: Sequence[DeviceMemory]) -> str:
     return "\n".join(lines)
 
 
-def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], pool_size: int) -> str:
+def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placement) -> str:
     """Name the steps that help, those that help most first."""
     options: dict[str, int] = {}
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
     axes = "tp, pp or ep" if any(r.model and r.model.experts for r in roles) else "tp or pp"
     options[f"a larger {axes}, or more devices in this pool"] = state
-    replicas = {r.name: (r.train or Layout()).fill(pool_size).num_copies for r in roles}
+    replicas = {r.name: (r.train or Layout()).fill(placement.pool_of(r.name).size).num_copies for r in roles}
     repeated = [r.name for r in roles if r.optimizer is not None and not r.optimizer.distributed and replicas[r.name] > 1]
     if repeated:
         saved = sum(device.roles[name].optimizer * (1 - 1 / replicas[name]) for name in repeated)
