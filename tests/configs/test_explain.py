@@ -550,6 +550,12 @@ def test_nothing_of_a_kind_is_refused_by_its_key(config, key):
         hf.explain(config)
 
 
+@pytest.mark.parametrize("value", [0, -0.1, 1.5])
+def test_a_share_of_memory_is_one(value):
+    with pytest.raises(hf.OptionError, match=r"gpu_memory_utilization must be above 0 and at most 1; got"):
+        hf.explain({"data.train_batch_size": 64, f"{R}gpu_memory_utilization": value})
+
+
 def test_numbers_of_numpy_are_numbers():
     assert rows(hf.explain({key: np.int64(value) for key, value in TRL_KEYS.items()})) == rows(hf.explain(TRL_KEYS))
 

@@ -211,7 +211,7 @@ def _rollout(s: Settings, pools: dict[str, int]) -> RolloutConfig:
     tp, pp = s.whole(f"{V}vllm_cfg.tensor_parallel_size"), s.whole(f"{V}vllm_cfg.pipeline_parallel_size")
     return RolloutConfig(
         pool=pool, layout=Layout(tp=tp, pp=pp, dp=max(1, pools[pool] // max(1, tp * pp))), engine=s.text(f"{V}backend"),
-        gpu_share=s.number(f"{V}vllm_cfg.gpu_memory_utilization"), sleeps=pool == "all",
+        gpu_share=s.share(f"{V}vllm_cfg.gpu_memory_utilization"), sleeps=pool == "all",
     )  # fmt: skip
 
 

@@ -211,7 +211,7 @@ def _rollout(s: Settings, pools: dict[str, int], rows: int) -> RolloutConfig:
         )
     return RolloutConfig(
         pool="vllm" if "vllm" in pools else first, layout=Layout(tp=tp, dp=engines), engine="vllm",
-        gpu_share=s.number("vllm.gpu_memory_utilization"), sleeps=s.yes("vllm.enable_sleep") and "vllm" not in pools,
+        gpu_share=s.share("vllm.gpu_memory_utilization"), sleeps=s.yes("vllm.enable_sleep") and "vllm" not in pools,
     )  # fmt: skip
 
 

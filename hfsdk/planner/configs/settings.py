@@ -135,6 +135,17 @@ class Settings:
             return self._refuse(key, "number", value)
         return float(value)
 
+    def share(self, key: str) -> float:
+        """Return a number above 0 and at most 1.
+
+        Raises:
+            OptionError: it is none.
+        """
+        value = self.number(key)
+        if not 0 < value <= 1:
+            raise OptionError(f"{self.what}: {key} must be above 0 and at most 1; got {shown(value)}. Correct it there.")
+        return value
+
     def yes(self, key: str) -> bool:
         """Return true or false; nothing is false.
 

@@ -227,7 +227,7 @@ def _grpo_rollout(
     tp = s.whole("vllm_tensor_parallel_size")
     return RolloutConfig(
         pool="all", layout=Layout(tp=tp, dp=max(1, processes // tp)), engine="vllm", sleeps=s.yes("vllm_enable_sleep_mode"),
-        gpu_share=s.number("vllm_gpu_memory_utilization"),
+        gpu_share=s.share("vllm_gpu_memory_utilization"),
     ), {}  # fmt: skip
 
 

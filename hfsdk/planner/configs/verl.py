@@ -223,7 +223,7 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
     dp, experts = max(1, num_gpus // max(1, tp * pp)), s.whole(f"{R}expert_parallel_size")  # vLLM's ep is tp x dp of an engine
     return RolloutConfig(
         pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)), engine=s.text(f"{R}name") or "vllm",
-        gpu_share=s.number(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
+        gpu_share=s.share(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
     )  # fmt: skip
 
 
