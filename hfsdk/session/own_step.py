@@ -57,14 +57,7 @@ def read_own(
     if not response:
         raise OptionError(f"{shown(type(algorithm).__name__)} generates nothing: it learns from pairs, one batch a step")
     samples, actor = number * copies, models["actor"]
-    needed = getattr(algorithm, "roles", ())
-    missing = [name for name in needed if name not in {handle.name for handle in session.roles}]
-    if missing:
-        raise OptionError(
-            f"a step of {type(algorithm).__name__} needs {', '.join(needed)}, and the session has no {' and no '.join(missing)}; "
-            f"declare session.{missing[0]}(...)"
-        )
-    used = [name for name in needed if name in models]
+    used = [name for name in _needed(algorithm, session) if name in models]
     pools = {pool.name: pool.size for pool in placement.pools}
     layout = _filled(actor, placement)
     how = {
@@ -93,6 +86,22 @@ def read_own(
         placed=_of_these(placement, used),
     )  # fmt: skip
     return config, {name: models[name].model for name in used}
+
+
+def _needed(algorithm: Any, session: Session) -> Sequence[str]:
+    """Return the roles of a step.
+
+    Raises:
+        OptionError: the session lacks one.
+    """
+    needed: Sequence[str] = getattr(algorithm, "roles", ())
+    missing = [name for name in needed if name not in {handle.name for handle in session.roles}]
+    if missing:
+        raise OptionError(
+            f"a step of {type(algorithm).__name__} needs {', '.join(needed)}, and the session has no {' and no '.join(missing)}; "
+            f"declare session.{missing[0]}(...)"
+        )
+    return needed
 
 
 def _of_these(placement: Placement, roles: Sequence[str]) -> Placement:

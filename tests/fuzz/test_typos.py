@@ -14,7 +14,7 @@ pytest.importorskip("hypothesis")
 
 import hfsdk as hf
 from benchmarks.fuzzing.values import Hostile, cyclic_dict, cyclic_list, deep_list
-from benchmarks.fuzzing.world import TEXTS, World, num_rows
+from benchmarks.fuzzing.world import TEXTS, World, my_loss, num_rows
 from hfsdk.core.cluster import DEVICES
 from hfsdk.session.session_parts import parts_of
 
@@ -45,8 +45,8 @@ TYPOS = [
     (lambda s, b: s.models.actor.generate(range(2**40)), "prompt"),
     (lambda s, b: s.models.actor.generate(cyclic_list()), "prompts"),
     (lambda s, b: s.models.actor.generate(deep_list()), "prompts"),
-    (lambda s, b: s.models.actor.update(b, num_rows, epochs=10**9), "epochs must be a whole number from 1 to 10,000"),
-    (lambda s, b: s.models.actor.update(b, num_rows, mini_batches=10**9), "mini_batches"),
+    (lambda s, b: s.models.actor.update(b, my_loss, epochs=10**9), "epochs must be a whole number from 1 to 10,000"),
+    (lambda s, b: s.models.actor.update(b, my_loss, mini_batches=10**9), "mini_batches"),
     (lambda s, b: s.subscribe(0), "listener must be a function of 1 argument; got listener=0"),
     (lambda s, b: b.map(3, ["prompt"], ["x"]), "fn must be a function of 1 argument; got fn=3"),
     (lambda s, b: b.map(num_rows, "prompt", ["x"]), "reads must be a list of texts"),
@@ -108,7 +108,7 @@ def test_numpy_and_torch_scalars_are_taken_wherever_numbers_are(session, batch):
     assert len(made.wait()) == 2 * len(TEXTS)
     assert "entropy" in actor.compute_log_probs(made, entropy=np.True_)
     assert "entropy" not in actor.compute_log_probs(made, entropy=np.False_)
-    assert actor.update(batch, num_rows, mini_batches=np.int32(1), epochs=torch.tensor(1)).wait()
+    assert actor.update(batch, my_loss, mini_batches=np.int32(1), epochs=torch.tensor(1)).wait()
 
 
 def test_a_refused_update_does_not_move_the_seeds_of_later_ones(session, batch):
@@ -117,5 +117,5 @@ def test_a_refused_update_does_not_move_the_seeds_of_later_ones(session, batch):
     with pytest.raises(hf.OptionError):
         actor.update(batch, 3)
     with pytest.raises(hf.OptionError):
-        actor.update(batch, num_rows, mini_batches=1000)
+        actor.update(batch, my_loss, mini_batches=1000)
     assert parts_of(session).context.counters.all() == before
