@@ -173,7 +173,12 @@ def test_names_and_folders(tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "complaint"),
-    [([], "it is empty"), (["model.safetensors"], "no config.json"), (["config.json", "a"], r"no \*.safetensors")],
+    [
+        ([], "it is empty"),
+        (["model.safetensors"], "no config.json"),
+        (["config.json", "a"], r"no \*.safetensors"),
+        (["adapter_config.json", "adapter_model.safetensors"], r"has adapters of one, .* session\.actor\(model, lora="),
+    ],
 )
 def test_incomplete_folder(tmp_path, files, complaint):
     for name in files:

@@ -189,6 +189,7 @@ ORDER_OF_CALLS = [
     (lambda it: it.reward.compute_scores(it.b.with_columns(completions=["a", "b"])), r"a column 'completions' of its own; give"),
     (lambda it: setattr(it.s, "seed", -1), r"seed must be a whole number from 0"),
     (lambda it: setattr(it.s, "name", 3), r"name must be a text"),
+    (lambda it: it.actor.generate(["\ud800"]), r"the prompt .* has lone surrogates .*'replace'"),
     (lambda it: it.s.prompts(["a\ud800"], batch_size=1), r"prompt 0 of the data has lone surrogates .*'replace'"),
     (lambda it: it.actor.update(it.p, loss), r"batch must be an hf\.Batch; got batch=PromptStream"),
     (lambda it: it.actor.update(it.b, loss, mini_batches=99), r"mini_batches must be at most 2, the batch's samples"),
