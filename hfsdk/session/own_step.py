@@ -58,7 +58,8 @@ def read_own(
         raise OptionError(f"{shown(type(algorithm).__name__)} generates nothing: it learns from pairs, one batch a step")
     samples, actor = number * copies, models["actor"]
     used = [name for name in _needed(algorithm, session) if name in models]
-    pools = {pool.name: pool.size for pool in placement.pools}
+    placed = _of_these(placement, used)
+    pools = {pool.name: pool.size for pool in placed.pools}
     layout = _filled(actor, placement)
     how = {
         "prompts": "batch_size of session.prompts", "responses per prompt": "n",
@@ -82,8 +83,7 @@ def read_own(
         ),
         nodes=len(cluster.node_devices), gpus_per_node=len(cluster.node_devices[0]), rounding="up", how=how, assumed=assumed,
         reward=str(models["reward"].model) if "reward" in models else "a function",
-        within={pool.name: pool.within for pool in placement.pools if pool.within}, own={name: models[name] for name in used},
-        placed=_of_these(placement, used),
+        own={name: models[name] for name in used}, placed=placed,
     )  # fmt: skip
     return config, {name: models[name].model for name in used}
 
@@ -124,7 +124,7 @@ def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
         optimizer_over=layout.num_copies if distributed else 1, gradients_stay=True,
     )  # fmt: skip
     return RoleConfig(
-        name=role.name, kind=role.kind, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,
+        name=role.name, model=str(role.model), pool=placement.pool_of(role.name).name, layout=layout, states=states,
         trained=role.trainable, train_tokens=role.micro_batch_tokens, pass_tokens=role.micro_batch_tokens, recompute=role.recompute,
         away=dict.fromkeys(PHASES, role.offloads), head=role.head, lr=role.optimizer.lr if role.optimizer else None, lora=role.lora,
     )  # fmt: skip

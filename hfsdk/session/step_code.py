@@ -205,11 +205,11 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     layout = replace(layout, tp=tp) if tp else layout
     options: dict[str, Any] = {}
     words = str(layout).replace(" pp1", "")
-    method = role.kind or role.name
+    own = step.own.get(role.name)
+    method = own.kind if own else role.name
     options["layout" if method in ("reference", "reward", "cost") else "train"] = words
     if method != role.name:
         options["name"] = role.name
-    own = step.own.get(role.name)
     if own is not None:
         return Declaration(
             role=role.name, method=method, source=Written("actor") if role.name == "reference" and spec == actor else source,

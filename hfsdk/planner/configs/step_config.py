@@ -101,8 +101,6 @@ class RoleConfig:
     lr: float | None = None
     lora: LoRA | None = None
     """Adapters that are trained in place of the weights."""
-    kind: str = ""
-    """hfsdk's kind of a role that has another name (``"critic"`` of a ``"cost_critic"``)."""
     base_of: str = ""
     """The role whose frozen weights it takes, and does not hold itself."""
 
@@ -173,8 +171,6 @@ class StepConfig:
     """What the configuration does not say -> what was taken, and how to say it."""
     reward: str = "a function"
     """What scores: a function, or a model's name."""
-    within: Mapping[str, str] = field(default_factory=dict)
-    """Pool that is a part of another one -> that one."""
     own: Mapping[str, RoleSpec] = field(default_factory=dict)
     """Of hfsdk's own configuration, the roles as they are declared, by name."""
     placed: Placement | None = None
@@ -186,9 +182,15 @@ class StepConfig:
         return self.prompts * self.copies
 
     @property
+    def within(self) -> dict[str, str]:
+        """Pool that is a part of another one -> that one."""
+        return {} if self.placed is None else {pool.name: pool.within for pool in self.placed.pools if pool.within}
+
+    @property
     def num_devices(self) -> int:
         """Devices of all pools, those of parts once."""
-        return sum(size for pool, size in self.pools.items() if pool not in self.within)
+        parts = self.within
+        return sum(size for pool, size in self.pools.items() if pool not in parts)
 
     @property
     def sample_tokens(self) -> int:

@@ -42,7 +42,7 @@ from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
 from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 
-__all__ = ["LengthSums", "Links", "PerfModel", "Setup", "reshard_bytes"]
+__all__ = ["Links", "PerfModel", "Setup", "reshard_bytes"]
 
 SHARES = tuple(f"{what}_efficiency" for what in ("train", "forward", "attention", "weight", "kv", "copy", "link"))
 """Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
