@@ -65,6 +65,25 @@ def test_another_number_of_threads_is_that_of_forks_too(ray_here):
 
 HERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
+DRAWS = """
+import os
+from hfsdk.engine.ray import worker_forks
+worker_forks._import_ray({})
+from ray._raylet import WorkerID
+for _ in range(3):
+    if os.fork() == 0:
+        print(WorkerID.from_random().hex(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_forks_do_not_draw_the_same_names():
+    """Two workers that started at once put objects of one name: the second died, and the driver waited for it for ever."""
+    done = subprocess.run([sys.executable, "-c", DRAWS], env=HERE, capture_output=True, text=True, check=True)
+    assert len(set(done.stdout.split())) == 3
+
+
 ON_ITS_OWN = """
 import json, sys, psutil
 sys.path.insert(0, sys.argv[1])

@@ -33,6 +33,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 from hfsdk.engine.process import gpus, startup
@@ -179,8 +180,26 @@ def _import_ray(told: dict[str, str]) -> None:
     """Import Ray, with what it reads once then: the raylet with which its workers end, and that they are of no job yet."""
     if "ray" not in sys.modules:
         os.environ.update({name: value for name, value in told.items() if name.startswith("RAY_")} | {"RAY_JOB_ID": NO_JOB})
-        with startup.importing():
+        with startup.importing(), _nothing_drawn():
             from hfsdk.engine.ray import ray_worker  # noqa: F401
+
+
+@contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Have classes of actors numbered by the system, so that each fork begins Ray's own random numbers for itself.
+
+    Those begin when the first is drawn, which is for such a class. Forks would all go on from there, and two workers that start at
+    once, name an object alike: Ray ends the second, and its starter waits for it for ever.
+    """
+    import ray.actor
+
+    actors: Any = ray.actor  # mypy is told of no names that a module imports
+    numbered = actors.ActorClassID
+    actors.ActorClassID = SimpleNamespace(from_random=lambda: numbered(os.urandom(numbered.size())))
+    try:
+        yield
+    finally:
+        actors.ActorClassID = numbered
 
 
 def _read(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
