@@ -90,10 +90,31 @@ def test_processors_take_fewer_positions_at_a_time(monkeypatch):
 
 def test_in_chunks_nothing_of_n_times_v_is_kept_but_the_logits():
     logits = inputs()[0].requires_grad_()
-    log_probs, _ = vocab_parallel._Chunked.apply(logits, torch.zeros(N, dtype=torch.long), VOCAB, None, True, 7)
+    log_probs, _ = vocab_parallel._Chunked.apply(logits, torch.zeros(N, dtype=torch.long), VOCAB, None, True, 7, False)
     kept = log_probs.grad_fn.saved_tensors
     assert [x.shape for x in kept if x.numel() > N] == [logits.shape]
     assert any(x.data_ptr() == logits.data_ptr() for x in kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
+    in_chunks(monkeypatch, 7, VOCAB)
+    logits, targets, *_ = inputs()
+    gradients = []
+    for overwrite in (False, True):
+        given = logits.to(dtype).requires_grad_()
+        through = given * 1  # no leaf, as a model's logits are
+        through.retain_grad()
+        log_probs, entropy = log_probs_and_entropy(through, targets, VOCAB - 3, overwrite=overwrite)
+        weighted = (log_probs * torch.arange(len(targets))).sum() + entropy.square().sum()
+        weighted.backward(retain_graph=True)
+        gradients.append(given.grad)
+        assert torch.equal(through, through.grad) is overwrite
+        if overwrite:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                weighted.backward()
+    assert gradients[0].abs().sum() > 0
+    assert torch.equal(*gradients)
 
 
 @CHUNKS

@@ -93,12 +93,35 @@ class Adapter(torch.nn.Module):
             h = reduce_scatter_to_sequence_parallel_region(h, group=self._tp)
         else:
             h = reduce_from_tensor_model_parallel_region(h, group=self._tp)
-        product = h.flatten(0, -2), self.rows_of_output().t()
-        if not torch.is_grad_enabled():  # then nobody else has the linear's output
-            y.flatten(0, -2).addmm_(*product, alpha=self.scale)
+        h, b = h.flatten(0, -2), self.rows_of_output()
+        if not torch.is_grad_enabled():
+            y.flatten(0, -2).addmm_(h, b.t(), alpha=self.scale)
             return y, bias
-        out = torch.addmm(y.flatten(0, -2), *product, alpha=self.scale)
-        return out.view(y.shape), bias
+        if y._is_view():  # a region of tp that has nothing to do hands on what it was given, which autograd keeps as it is
+            return torch.addmm(y.flatten(0, -2), h, b.t(), alpha=self.scale).view(y.shape), bias
+        added: torch.Tensor = _AddProduct.apply(y, h, b, self.scale)
+        return added, bias
+
+
+class _AddProduct(torch.autograd.Function):
+    """y += s h b^T in place: nobody else has the output of a linear whose weight is frozen, and a copy is as large as what it adds.
+
+    With g = dL/dy: dh = s g b, db = s g^T h, and y's own gradient is g.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, h: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.mark_dirty(y)
+        ctx.save_for_backward(h, b)
+        ctx.scale = scale
+        y.flatten(0, -2).addmm_(h, b.t(), alpha=scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        h, b = ctx.saved_tensors
+        flat = grad.flatten(0, -2)
+        return grad, (flat @ b).mul_(ctx.scale), (flat.t() @ h).mul_(ctx.scale), None
 
 
 def _spread(of_a: Sequence[Box], of_b: Sequence[Box], weights: Sequence[Box]) -> tuple[list[int], list[int | None]]:

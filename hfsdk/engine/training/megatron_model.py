@@ -33,7 +33,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.spec import ModelSpec
 from hfsdk.engine.training import cpu_support_megatron, megatron_adapters, megatron_optimizer, megatron_rope, megatron_sequence
-from hfsdk.engine.training.lean_layers import Norm, swiglu
+from hfsdk.engine.training.lean_layers import Norm, make_inputs_again, swiglu
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.packed_attention import PackedAttention
 from hfsdk.engine.training.shared_base import SharedWeights
@@ -223,7 +223,13 @@ def build_model(
         megatron_adapters.attach(model, AdapterSpec.of(spec, lora), groups)
         if scalar and groups.is_last_stage:
             model.output_layer.requires_grad_(True)
+    make_inputs_again(linear for layer in model.decoder.layers for linear in _linears_of(layer))
     return model
+
+
+def _linears_of(layer: Any) -> tuple[torch.nn.Module, ...]:
+    """Return those linears of a layer whose input is the output of a norm or of the MLP's activation."""
+    return layer.self_attention.linear_qkv, layer.mlp.linear_fc1, layer.mlp.linear_fc2
 
 
 def _layers(spec: ModelSpec, groups: RoleGroups) -> TransformerBlockSubmodules:

@@ -117,7 +117,9 @@ class Passes:
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
         if kept:
             out = keep(out, kept, self._spec.vocab_size, self._groups.tp)
-        log_probs, found = log_probs_and_entropy(out, micro.targets_N, self._spec.vocab_size, self._groups.tp, entropy=entropy)
+        log_probs, found = log_probs_and_entropy(
+            out, micro.targets_N, self._spec.vocab_size, self._groups.tp, entropy=entropy, overwrite=True
+        )
         return ModelOutput(log_probs=log_probs, entropy=found)
 
     def infer(

@@ -10,7 +10,7 @@ Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together
 
 Where N x V is large (:data:`CHUNK_ELEMENTS`, :data:`CPU_CHUNK_ELEMENTS`), positions are taken some at a time and their
 probabilities made again for the gradient, from log Z: then the peak beside the logits and their gradient does not depend on N
-(3.25 chunks in float32, of which two are the same room throughout).
+(3.25 chunks in float32, of which two are the same room throughout). Logits that nobody reads afterwards become their gradient.
 
 Shapes: N positions, V columns of this rank.
 """
@@ -30,6 +30,7 @@ def log_probs_and_entropy(
     group: dist.ProcessGroup | None = None,
     *,
     entropy: bool = True,
+    overwrite: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the log-probability of each target and, if asked, each position's entropy, both [N] and float32.
 
@@ -39,13 +40,15 @@ def log_probs_and_entropy(
         vocab_size: columns of the whole vocabulary that are real; the rest is padding.
         group: the tensor-parallel group, or ``None`` for one rank.
         entropy: whether to compute it (without, the second result is ``None``).
+        overwrite: whether the gradient may take the place of the logits, where positions are taken some at a time: one array of
+            [N, V] less. A second backward pass raises then, as torch does for whatever was changed in place.
     """
     if group is not None and group.size() == 1:
         group = None
     most = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if logits_NV.device.type == "cpu" else CHUNK_ELEMENTS
     rows = max(1, most // max(1, logits_NV.shape[-1]))
     if len(logits_NV) > rows:
-        found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows)
+        found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows, overwrite)
         return found[0], found[1] if entropy else None
     log_probs_N, entropy_N = _VocabParallel.apply(logits_NV, targets_N, vocab_size, group, entropy)
     return log_probs_N, entropy_N if entropy else None
@@ -106,6 +109,7 @@ class _Chunked(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         entropy: bool,
         rows: int,
+        overwrite: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         parts, scratch = [], _scratch(logits_NV, rows)
         for logits, targets in zip(logits_NV.split(rows), targets_N.split(rows), strict=True):
@@ -113,7 +117,7 @@ class _Chunked(torch.autograd.Function):
             parts.append((log_probs, entropies, log_total))
         log_probs_N, entropy_N, log_total_N = (torch.cat(found) for found in zip(*parts, strict=True))
         ctx.save_for_backward(logits_NV, targets_N, entropy_N, log_total_N)
-        ctx.vocab_size, ctx.group, ctx.rows = vocab_size, group, rows
+        ctx.vocab_size, ctx.group, ctx.rows, ctx.overwrite = vocab_size, group, rows, overwrite
         ctx.set_materialize_grads(False)
         if not entropy:
             ctx.mark_non_differentiable(entropy_N)
@@ -122,12 +126,12 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, grad_log_probs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, None, None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, None, None, None, None, None, None]:
         logits_NV, targets_N, entropy_N, log_total_N = ctx.saved_tensors
         if grad_log_probs_N is None and grad_entropy_N is None:
-            return None, None, None, None, None, None
+            return None, None, None, None, None, None, None
         real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
-        grad_NV = torch.empty_like(logits_NV)
+        grad_NV = logits_NV if ctx.overwrite else torch.empty_like(logits_NV)
         grad_NV[:, real:] = 0
         scratch = _scratch(logits_NV, ctx.rows)
         for first in range(0, len(logits_NV) if real else 0, ctx.rows):
@@ -136,7 +140,7 @@ class _Chunked(torch.autograd.Function):
                 grad_NV[part, :real], scratch, logits_NV[part, :real], column_N[part], here_N[part], log_total_N[part],
                 entropy_N[part], *(None if grad is None else grad[part] for grad in (grad_log_probs_N, grad_entropy_N)),
             )  # fmt: skip
-        return grad_NV, None, None, None, None, None
+        return grad_NV, None, None, None, None, None, None
 
 
 def _scratch(logits_NV: torch.Tensor, rows: int) -> torch.Tensor:
@@ -153,7 +157,7 @@ def _slope_of_chunk(
     slope: torch.Tensor, scratch: torch.Tensor, logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor,
     log_total: torch.Tensor, entropy: torch.Tensor, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Write the gradient of some real columns into ``slope``; beside scratch at most one and a bit of that size is there.
+    """Write the gradient of some real columns into ``slope``, which may be the logits; beside scratch at most one more is there.
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """

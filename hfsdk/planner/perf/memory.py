@@ -25,11 +25,11 @@ Of several such rollouts on a device only one can sleep, and none is counted on 
 (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
-layer in bf16 (h hidden, f MLP), twice that in fp32; with selective recompute 18 h, with full recompute 2 h (a layer's input), and
-either way once the rest of the layer that is computed again. Adapters keep their A x, [tokens, rank] each. Roles that share a
-device run one after the other, so what a pass needs while it runs counts once, for the greediest role.
+layer in bf16 (h hidden, f MLP), twice that in fp32; on processors, where the outputs of norms are made again, 4 h less; with
+selective recompute 18 h, with full recompute 2 h (a layer's input), either way once the rest of the layer that is computed again.
+Adapters keep their A x, [tokens, rank] each. Roles of a device run one after the other: what a pass needs counts once, the most.
 
-Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 4.4 GB resident, predicted 4.4; tp2: 2.6 and 2.6.
+Measured on CPU: SmolLM2-135M, 1024 tokens, fp32, one training process: 3.8 GB resident, predicted 3.9; tp2: 2.2 and 2.4.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
 ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
 """Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
 (``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
-LOGITS_COPIES = 2.5
-"""fp32 arrays of [micro-batch tokens, vocabulary] alive at once in the loss: logits, their exponentials, part of the gradient."""
+LOGITS_COPIES = {"gpu": (2.5, 2.0), "cpu": (1.5, 1.0)}
+"""fp32 arrays of [micro-batch tokens, vocabulary] alive at once, with training and without: logits, their exponentials, part of the
+gradient. On processors exponentials are of a few tokens, and the gradient takes the logits' place; half for a temperature."""
 
 
 MOST_OFFLOADED = 6
@@ -343,14 +344,14 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool, l
     tokens = max(role.micro_batch_tokens, -(-longest // layout.cp))
     whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_copies).sequence_parallel else 1
     width = spec.mlp_width_per_token
-    per_layer = 10 * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
+    per_layer = (6 if on_cpu else 10) * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
     again = {"": 0.0, "selective": 4 * width / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1
     activations = tokens * ((per_layer - again) * layers + again) * size / 2
     if role.lora is not None and role.trainable:
         kept = 1 if role.recompute == "full" else layers
         activations += tokens * kept * sum(sums.numbers for sums in tp_sums(AdapterSpec.of(spec, role.lora))) * size
-    copies = LOGITS_COPIES if role.trainable else 2.0
+    copies = LOGITS_COPIES["cpu" if on_cpu else "gpu"][0 if role.trainable else 1]
     columns = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * columns * 4 * copies)
 
