@@ -24,28 +24,33 @@ Importing this module imports neither torch nor vLLM, so that :func:`environment
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.errors import WeightMismatchError
-from hfsdk.engine.process import gpus
+from hfsdk.engine.process import gpus, heap
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    Linear = tuple[nn.Module, torch.Size, torch.dtype]
+    """A layer whose weight is packed, with the shape and the dtype of the plain one."""
+
 SEGMENTS = Path("/dev/shm")
 """Where POSIX shared memory appears as files."""
+
+BLOCK_BYTES = 64 * 2**20
+"""Of plain weights that are allocated together; glibc maps what has more than 32 MB on its own."""
 
 GIVE_BACK_EVERY = 16
 """Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
@@ -319,15 +324,23 @@ class CpuWeights:
         self._num_packed = 0
 
     def open(self) -> None:
-        """Give every packed layer an empty plain weight again and free its packed copy."""
+        """Give every packed layer an empty plain weight again and free its packed copy.
+
+        Several are one block, large enough for the system to take it back as soon as they are packed: weights of their own would be
+        freed between packed ones, and leave holes as large as all of them, into which little else fits.
+        """
         import torch
 
         for layer in self._tied:
             layer.cpu_linear = _not_packed
-        for layer, shape, dtype in self._linears:
+        for layer, *_ in self._linears:
             layer.cpu_linear = _not_packed
-            if layer.weight.shape != shape:
-                layer.weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        gone = [(layer, shape, dtype) for layer, shape, dtype in self._linears if layer.weight.shape != shape]
+        for block in _blocks(gone):
+            sizes = [shape.numel() for _, shape, _ in block]
+            parts = torch.empty(sum(sizes), dtype=block[0][2]).split(sizes)
+            for (layer, shape, _), part in zip(block, parts, strict=True):
+                layer.weight = torch.nn.Parameter(part.view(shape), requires_grad=False)
         self.packed_bytes = 0
 
     def close(self) -> None:
@@ -352,14 +365,29 @@ class CpuWeights:
                 wrong.add(id(layer))
             self.probe_s += time.perf_counter() - begun
         self._num_packed += 1
-        if self._num_packed % GIVE_BACK_EVERY == 0:
-            _give_back()
+        if self._num_packed % GIVE_BACK_EVERY == 1:  # the first time those that vLLM was built with, piece by piece
+            heap.give_back()
         if wrong:
             names = [name.removesuffix(".base_layer") for name, module in self._model.named_modules() if id(module) in wrong]
             raise WeightMismatchError(
                 f"{', '.join(names[:3])}{' and more' * (len(names) > 3)}: the packed weight does not multiply as the plain one. "
                 'Run the call again; if it comes back, leave the weights plain with RolloutOptions(cpu_weights="shared").'
             )
+
+
+def _blocks(linears: Sequence[Linear]) -> Iterator[list[Linear]]:
+    """Yield runs of layers of one dtype whose weights together have at least ``BLOCK_BYTES``, but for the last of each dtype."""
+    for dtype in {dtype for *_, dtype in linears}:
+        block: list[Linear] = []
+        size = 0
+        for linear in (linear for linear in linears if linear[2] == dtype):
+            block.append(linear)
+            size += linear[1].numel() * dtype.itemsize
+            if size >= BLOCK_BYTES:
+                yield block
+                block, size = [], 0
+        if block:
+            yield block
 
 
 @functools.cache
@@ -375,13 +403,6 @@ def _alike(packed: Tensor, plain: Tensor) -> bool:
     most = plain.abs().max().float()
     rounding = PACKED_ROUNDING[packed.element_size()]
     return not bool(most.isfinite()) or bool((packed.float() - plain.float()).abs().max() <= rounding * most)
-
-
-def _give_back() -> None:
-    """Let glibc return the pages between what is still used: pieces that are freed and made again scatter over its heap."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _dispatch() -> Callable[[nn.Module, bool], None]:

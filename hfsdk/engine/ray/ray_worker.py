@@ -143,7 +143,7 @@ class WorkerProcess(LoggedProcess):
     @ray.method(concurrency_group="control")
     def forget(self, number: int) -> None:
         """Free this process's part of a kept state."""
-        self._worker.kept.pop(number, None)
+        self._worker.forget_kept(number)
 
     @ray.method(concurrency_group="compute")
     def release(self, role: str) -> None:

@@ -212,6 +212,7 @@ class Transition:
         else:
             report = self.residency.to_rollout(world)
         report = self._compare(leg, report, given, targets, safe)
+        del targets  # or a plain weight would outlive its packing
         leg.use(safe)
         return report
 

@@ -22,7 +22,7 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Weights
 from hfsdk.core.trace import Span
-from hfsdk.engine.process import deterministic, rendezvous
+from hfsdk.engine.process import deterministic, heap, rendezvous
 from hfsdk.engine.process.clocks import EventClock
 from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
@@ -219,6 +219,13 @@ class Worker:
         hosted = self.roles.pop(role, None)
         if hosted is not None:
             hosted.close()
+            del hosted
+            heap.give_back()
+
+    def forget_kept(self, number: int) -> None:
+        """Free this rank's share of a snapshot's state."""
+        if self.kept.pop(number, None) is not None:
+            heap.give_back()
 
     def execute(self, call: Call, order: Order, weights: Weights | None = None, version: int = 0) -> Answer:
         """Carry out this rank's share of a call; every way it can end is in the answer.
