@@ -56,6 +56,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from hfsdk.core.errors import CheckpointError, HfsdkError
 from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files, why_unwritten
 from hfsdk.core.store import AnyPath, StorePath
+from hfsdk.engine.process import heap
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
 from hfsdk.engine.weights.shares import StateShare, fill, pieces
@@ -96,6 +97,7 @@ class StateWriter(threading.Thread):
             self.error = _unwritable(self.folder, error)
         finally:
             self.writer = None  # its tensors go
+            heap.give_back()
 
     def written(self) -> bool:
         """Return whether this rank's files are complete.
