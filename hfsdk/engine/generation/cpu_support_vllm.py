@@ -17,7 +17,7 @@ a tied output layer stale. So an update goes through plain tensors::
 
     weight_targets()   every Linear gets an empty plain weight; the old packed copy is freed
     ... the transport writes into them ...
-    finish_update()    layer by layer: pack, free the plain weight   (peak: one copy of the weights and one layer)
+    finish_update()    layer by layer: pack, free the plain weights by blocks   (peak: one copy of the weights and one block)
 
 Importing this module imports neither torch nor vLLM, so that :func:`environment` can be asked before both.
 """
@@ -50,7 +50,7 @@ SEGMENTS = Path("/dev/shm")
 """Where POSIX shared memory appears as files."""
 
 BLOCK_BYTES = 64 * 2**20
-"""Of plain weights that are allocated together; glibc maps what has more than 32 MB on its own."""
+"""Of plain weights that are allocated together: one hole in the heap when they are packed or, with glibc's own settings, none."""
 
 GIVE_BACK_EVERY = 16
 """Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
@@ -326,8 +326,8 @@ class CpuWeights:
     def open(self) -> None:
         """Give every packed layer an empty plain weight again and free its packed copy.
 
-        Several are one block, large enough for the system to take it back as soon as they are packed: weights of their own would be
-        freed between packed ones, and leave holes as large as all of them, into which little else fits.
+        Several are one block, which is free as a whole once they are packed: weights of their own would be freed between packed
+        ones, and leave many small holes, as large together as all of them, into which little else fits.
         """
         import torch
 
