@@ -36,6 +36,8 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 32, 16, 16
 STEP_PROMPTS, STEP_TOKENS = 8, 64
 """Of the step in which memory is looked at: 8 x (16 + 64) tokens, one micro-batch."""
 ROUNDS = 5
+UPDATES = 15
+"""That take milliseconds each, so that one that the system disturbs says nothing."""
 
 
 def pid(rank: Any) -> int:
@@ -128,7 +130,7 @@ def measure_sync(report: Report) -> None:
             prompts = session.prompts(token_ids(1), batch_size=1)
             batch = actor.generate(prompts[0], max_new_tokens=4, ignore_eos=True)
             seconds, moved = [], []
-            for _ in range(ROUNDS):
+            for _ in range(UPDATES):
                 learn(actor, batch)
                 batch = actor.generate(prompts[0], max_new_tokens=4, ignore_eos=True)
                 batch.table()

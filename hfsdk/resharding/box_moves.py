@@ -6,14 +6,18 @@ The boxes may be of any engine on either side; :mod:`hfsdk.resharding.layer_sect
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hfsdk.resharding.boxes import Box, Offsets, inside, intersect
 
 Side = tuple[tuple[tuple[int, ...], tuple[Box, ...]], ...]
 """Who holds (or needs) which boxes: (ranks, their boxes)."""
+
+Ends = Mapping[tuple[bool, str], Offsets]
+"""Where the boxes of a local tensor end, by (whether it is a source, its name)."""
 
 _Holders = list[tuple[tuple[int, ...], Box]]
 """Ranks that hold a box."""
@@ -43,6 +47,18 @@ class Move:
             _shifted(self.tensor, by), self.source, self.target, _shifted(self.source_local, by), self.source_start,
             _shifted(self.target_local, by), self.target_start, self.size,
         )  # fmt: skip
+
+
+def ends_of(moves: Iterable[Move], rank: int) -> Ends:
+    """Return how large the local tensors of a rank have to be for these moves."""
+    ends: dict[tuple[bool, str], Offsets] = {}
+    for move in moves:
+        gives, takes = (True, move.source_local), (False, move.target_local)
+        for key, at, start in ((gives, move.source, move.source_start), (takes, move.target, move.target_start)):
+            if at == rank:
+                end = tuple(map(operator.add, start, move.size))
+                ends[key] = tuple(map(max, ends.get(key, end), end))
+    return ends
 
 
 def moves_between(held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]) -> tuple[Move, ...]:

@@ -87,5 +87,17 @@ def test_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monkey
     assert one(values, (3, 4)) == before
 
 
+@pytest.mark.parametrize("dtypes", [DTYPES[:1], DTYPES[1:], DTYPES])
+def test_small_tensors_together_have_each_its_own(dtypes, monkeypatch):
+    """Matrices and vectors, of one and of two dtypes, more than are put into one, and some too large for it."""
+    monkeypatch.setattr(f, "SMALL", 40)
+    monkeypatch.setattr(f, "BATCH", 64)
+    given = []
+    for number in range(24):
+        shape, start = [((3, 6), (number, 4)), ((6,), (4,)), ((7, 6), (2, 4)), ((4, 5), (1, 3))][number % 4]
+        given.append((random(shape, dtypes[number % 3 % len(dtypes)], number), start))
+    assert f.fingerprints(given).tolist() == [by_hand(values, start) for values, start in given]
+
+
 def test_nothing_has_no_fingerprints():
     assert f.fingerprints([]).tolist() == []

@@ -38,6 +38,9 @@ LANE_MASK = 2**32 - 1
 GPU_NUMBERS = 2**24
 """Numbers that are multiplied at a time where there is no product of whole numbers (CUDA)."""
 
+SMALL, BATCH = 2**17, 2**20
+"""Numbers of a tensor that is put together with others, and of those together (4 MiB of fp32)."""
+
 Sums = npt.NDArray[np.uint64]
 """Fingerprints; the first lane in the lower 32 bits."""
 
@@ -52,31 +55,45 @@ LocalBox = tuple[str, Offsets, Offsets, Offsets]
 """(local tensor, where the box begins in it, its size, where it begins in the whole tensor); one or two dimensions."""
 
 
+Columns = tuple[str, int, int, int, int]
+"""(local tensor, its dimensions, first column in it, how many, first column in the whole tensor)."""
+
+Rows = tuple[int, int, int, int]
+"""(number of the box, first row in the local tensor, how many, first row in the whole tensor)."""
+
+Strip = tuple[str, int, int, int, int, int, int]
+"""``Columns``, and which rows of the local tensor."""
+
+
 class Strips:
     """Boxes of local tensors whose fingerprints are taken together: those that have the same columns of one tensor in one product.
 
-    On a GPU a box by itself would be a dozen kernels, each of which takes longer to start than to run.
+    Small tensors with the same columns, such as a model's norms or its adapters, are put into one first. A box by itself would be
+    a dozen operations, each of which takes longer to start than to run, on a GPU above all.
     """
 
     def __init__(self, boxes: Sequence[LocalBox]) -> None:
         self.num_boxes = len(boxes)
-        together: dict[tuple[str, int, int, int, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+        together: dict[Columns, list[Rows]] = defaultdict(list)
         for number, (local, at, size, start) in enumerate(boxes):
             first, count, row = (at[0], size[0], start[0]) if len(size) == 2 else (0, 1, 0)
             together[local, len(size), at[-1], size[-1], start[-1]].append((number, first, count, row))
-        self._strips: list[tuple[str, int, int, int, int, int, int]] = []
+        self._batches: list[list[Strip]] = []
         self._first, self._last = np.zeros(len(boxes), np.int64), np.zeros(len(boxes), np.int64)
         rows: list[npt.NDArray[np.int64]] = []
         offset = 0
-        for (local, dims, column, width, global_column), members in together.items():
-            low, high = min(first for _, first, _, _ in members), max(first + count for _, first, count, _ in members)
-            of_strip = np.zeros(high - low, np.int64)
-            for number, first, count, row in members:
-                of_strip[first - low : first - low + count] = np.arange(row, row + count)
-                self._first[number], self._last[number] = offset + first - low, offset + first - low + count
-            self._strips.append((local, dims, low, high, column, width, global_column))
-            rows.append(of_strip)
-            offset += high - low
+        for batch in _batches(together):
+            self._batches.append([])
+            for key in batch:
+                members = together[key]
+                low, high = _rows_of(members)
+                of_strip = np.zeros(high - low, np.int64)
+                for number, first, count, row in members:
+                    of_strip[first - low : first - low + count] = np.arange(row, row + count)
+                    self._first[number], self._last[number] = offset + first - low, offset + first - low + count
+                self._batches[-1].append((*key, low, high))
+                rows.append(of_strip)
+                offset += high - low
         self._rows = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         self._there: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
@@ -88,14 +105,13 @@ class Strips:
             tensors: the local ones.
             dtype_of: what they are cast to before: one for all, or by local name; by default they stay as they are.
         """
-        if not self._strips:
+        if not self._batches:
             return np.zeros(0, dtype=np.uint64)
         sums: list[Tensor] = []
-        for local, dims, low, high, column, width, global_column in self._strips:
-            held = tensors[local].detach()
-            values = held[low:high, column : column + width] if dims == 2 else held[column : column + width].view(1, -1)
-            cast = values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
-            sums.append(_row_sums(cast, global_column))
+        for batch in self._batches:
+            values = [_values(tensors, strip, dtype_of) for strip in batch]
+            alike = len(values) > 1 and len({value.dtype for value in values}) == 1
+            sums += [_row_sums(value, batch[0][4]) for value in ([torch.cat(values)] if alike else values)]
         multipliers, first, last = self._on(sums[0].device)
         ends = torch.cumsum(torch.cat(sums, 1) * multipliers, 1, dtype=torch.int64)
         lanes = ends[:, last - 1] - torch.where(first > 0, ends[:, (first - 1).clamp(min=0)], 0)
@@ -111,6 +127,40 @@ class Strips:
             first, last = torch.from_numpy(self._first).to(device), torch.from_numpy(self._last).to(device)
             self._there[str(device)] = of_rows, first, last
         return self._there[str(device)]
+
+
+def _rows_of(members: Iterable[Rows]) -> tuple[int, int]:
+    ends = [(first, first + count) for _, first, count, _ in members]
+    return min(low for low, _ in ends), max(high for _, high in ends)
+
+
+def _batches(together: Mapping[Columns, Sequence[Rows]]) -> Iterable[list[Columns]]:
+    """Return which strips are put into one: small ones, of the same columns."""
+    alike: dict[tuple[int, int], list[Columns]] = defaultdict(list)
+    numbers: dict[tuple[int, int], int] = defaultdict(int)
+    for key, members in together.items():
+        low, high = _rows_of(members)
+        size, columns = (high - low) * key[3], key[3:]
+        if size > SMALL:
+            yield [key]
+            continue
+        if numbers[columns] + size > BATCH:
+            yield alike.pop(columns)
+            numbers[columns] = 0
+        alike[columns].append(key)
+        numbers[columns] += size
+    yield from alike.values()
+
+
+def _values(tensors: Mapping[str, Tensor], strip: Strip, dtype_of: DtypeOf | None) -> Tensor:
+    """Return a strip's values, as they travel."""
+    local, dims, column, width, _, low, high = strip
+    held = tensors[local].detach()
+    if dims == 1:
+        values = held[column : column + width].view(1, -1)
+    else:
+        values = held if held.shape == (high - low, width) else held[low:high, column : column + width]
+    return values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
 
 
 def fingerprints(boxes: Iterable[tuple[Tensor, Offsets]]) -> Sums:

@@ -12,6 +12,7 @@ share a message. All ranks cut the rounds from the plan alone, so nothing but we
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,9 +24,8 @@ from torch import Tensor
 
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.engine.weights.receipts import Receipts
-from hfsdk.engine.weights.transport_rounds import PeerMessage, Round, make_rounds, schedule_of
-from hfsdk.resharding.box_moves import Move
-from hfsdk.resharding.boxes import Offsets
+from hfsdk.engine.weights.transport_rounds import PeerMessage, Round, Slices, ends_in, make_rounds, schedule_of
+from hfsdk.resharding.box_moves import Ends, Move, ends_of
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import TransportReport
 
@@ -123,36 +123,35 @@ def _device_of(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> 
 
 def problem(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> RuntimeError | None:
     """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
-    return problem_of_moves(plan.moves, plan.dtype, str(plan), rank, sources, targets)
+    return _problem(ends_in(plan, rank), plan.dtype, plan, rank, sources, targets)
 
 
 def problem_of_moves(
     moves: Iterable[Move], dtype_name: str, plan: str, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> RuntimeError | None:
     """Return what keeps moves, of what is named ``plan``, from being carried out with these tensors."""
+    return _problem(ends_of(moves, rank), dtype_name, plan, rank, sources, targets)
+
+
+def _problem(
+    ends: Ends, dtype_name: str, plan: object, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> RuntimeError | None:
     dtype = TORCH_DTYPES[dtype_name]
-    ends: dict[tuple[bool, str], list[int]] = {}
-    for move in moves:
-        if move.source == rank:
-            _extend(ends, (True, move.source_local), move.source_start, move.size)
-        if move.target == rank:
-            _extend(ends, (False, move.target_local), move.target_start, move.size)
     for (is_source, name), end in ends.items():
         what, tensors = ("source", sources) if is_source else ("target", targets)
         if name not in tensors:
             return RuntimeError(f"the plan is of another model ({plan}): there is no {what} {name} on rank {rank}")
         shape = tuple(tensors[name].shape)
-        if len(shape) != len(end) or any(last > n for last, n in zip(end, shape, strict=True)):
-            return RuntimeError(f"the plan is of another model ({plan}): {what} {name} has shape {shape}, it needs {tuple(end)}")
+        if len(shape) != len(end) or any(map(operator.gt, end, shape)):
+            return RuntimeError(f"the plan is of another model ({plan}): {what} {name} has shape {shape}, it needs {end}")
         if not is_source and tensors[name].dtype != dtype:
             return RuntimeError(f"target {name} has {tensors[name].dtype}, but the plan moves {dtype}; plan again")
     return None
 
 
-def _extend(ends: dict[tuple[bool, str], list[int]], key: tuple[bool, str], start: Offsets, size: Offsets) -> None:
-    known = ends.setdefault(key, [0] * len(start))
-    for dim, (first, count) in enumerate(zip(start, size, strict=True)):
-        known[dim] = max(known[dim], first + count)
+def _part(tensor: Tensor, box: Slices, numel: int) -> Tensor:
+    """Return a box of a tensor; where that is all of it, without the microseconds that a view takes."""
+    return tensor if tensor.numel() == numel else tensor[box]
 
 
 class _Run:
@@ -251,7 +250,8 @@ class _Run:
             if copy.target in self.shared:
                 self.shared_numel += copy.numel
             else:
-                self.targets[copy.target][copy.target_box].copy_(self.sources[copy.source][copy.source_box])
+                source = _part(self.sources[copy.source], copy.source_box, copy.numel)
+                _part(self.targets[copy.target], copy.target_box, copy.numel).copy_(source)
                 self.copied += copy.numel
 
 

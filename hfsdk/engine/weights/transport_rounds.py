@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from hfsdk.core.spec import DTYPE_BYTES
-from hfsdk.resharding.box_moves import Move
+from hfsdk.resharding.box_moves import Ends, Move, ends_of
 from hfsdk.resharding.boxes import Offsets
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
-if TYPE_CHECKING:
-    pass
-
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 OWN_MESSAGE_BYTES = 64 * 2**10
 """From this size on a piece is a message of its own."""
@@ -23,7 +22,10 @@ OWN_MESSAGE_BYTES = 64 * 2**10
 Slices = tuple[slice, ...]
 
 _schedules: dict[tuple[int, int, int], tuple[weakref.ref[ReshardPlan], Schedule]] = {}
-"""Schedules by (id of the plan, rank, bucket bytes); dropped with their plan."""
+"""Schedules by (id of the plan, rank, bucket bytes); dropped with their plan, as are ends."""
+
+_ends: dict[tuple[int, int], tuple[weakref.ref[ReshardPlan], Ends]] = {}
+"""What plans ask of a rank's tensors, by (id of the plan, rank)."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,19 @@ class Schedule:
 
 def schedule_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
     """Return how a rank carries a plan out; made once for each plan, rank and bucket."""
-    key = (id(plan), rank, bucket_bytes)
-    found = _schedules.get(key)
+    return _once(_schedules, (id(plan), rank, bucket_bytes), plan, lambda: _make_schedule(plan, rank, bucket_bytes))
+
+
+def ends_in(plan: ReshardPlan, rank: int) -> Ends:
+    """Return how large the local tensors of a rank have to be for a plan; found once for each plan and rank."""
+    return _once(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
+
+
+def _once(known: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
+    """Return what is known of a plan, made the first time."""
+    found = known.get(key)
     if found is None or found[0]() is not plan:
-        found = (weakref.ref(plan, lambda _: _schedules.pop(key, None)), _make_schedule(plan, rank, bucket_bytes))
-        _schedules[key] = found
+        found = known[key] = (weakref.ref(plan, lambda _: known.pop(key, None)), make())
     return found[1]
 
 
