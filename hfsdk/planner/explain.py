@@ -239,12 +239,10 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: 
     least all the time.
     """
     held = [
-        (bytes_.working, number, Least(bytes_.resident, bytes_.resident - bytes_.base, bytes_.base))
-        for number, (role, size) in enumerate(roles) for row in [recorded.long_row(role)]
-        for layouts in every_layout(role, kind, size, row)
-        for laid in [with_layouts(role, layouts)]
-        for bytes_ in [role_bytes(laid if kind.on_cpu else with_least(laid), size, on_cpu=kind.on_cpu, longest=row)]
-    ]  # fmt: skip
+        (working, number, least)
+        for number, (role, size) in enumerate(roles)
+        for working, least in _greed(role, size, kind, recorded.long_row(role))
+    ]
     groups = base_groups(role for role, _ in roles)
     least: dict[int, Least] = {}
     asked = []
@@ -253,6 +251,14 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: 
         if len(least) == len(roles):
             asked.append(working + int(least_of_all(least, groups)))
     return process_bytes(kind) + min(asked) - kind.device.memory_bytes if asked else None
+
+
+@lru_cache(maxsize=256)
+def _greed(role: RoleSpec, size: int, kind: Kind, longest: int) -> tuple[tuple[int, Least], ...]:
+    """Return what a role works with and holds in each of its layouts, once for all plans that ask."""
+    laid = (with_layouts(role, layouts) for layouts in every_layout(role, kind, size, longest))
+    each = (role_bytes(x if kind.on_cpu else with_least(x), size, on_cpu=kind.on_cpu, longest=longest) for x in laid)
+    return tuple((one.working, Least(one.resident, one.resident - one.base, one.base)) for one in each)
 
 
 def every_layout(role: RoleSpec, kind: Kind, size: int, long_row: int = 0) -> list[LayoutsOf]:

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from hfsdk.core.checks import Index, checked
+from hfsdk.core.checks import Index, checked, with_checked
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.frozen_bases import HeldBase, base_key, held_by_others
@@ -267,7 +267,7 @@ def alike_devices(
             on_cpu = spec.name.startswith("cpu")
             there = [(role, home.size) for (role, home, _), is_here in zip(near, here, strict=True) if is_here]
             mine = {role.name: role_bytes(role, size, on_cpu=on_cpu) for role, size in there}
-            mine = bases_once((replace(role, train=role.train and role.train.fill(size)) for role, size in there), mine)
+            mine = bases_once((with_checked(role, train=role.train and role.train.fill(size)) for role, size in there), mine)
             if sum(estimate.asleep > 0 for estimate in mine.values()) > 1:
                 mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES

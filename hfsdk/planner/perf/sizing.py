@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from hfsdk.core.checks import with_checked
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec, RolloutOptions
@@ -42,7 +43,7 @@ def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec)
 
     def with_sizes(role: RoleSpec) -> RoleSpec:
         there = [devices[d] for d in placement.pool_of(role.name).devices]
-        return replace(role, rollout_options=_chosen(role, there, free.get(role.name, (0, 0))))
+        return with_checked(role, rollout_options=_chosen(role, there, free.get(role.name, (0, 0))))
 
     return [with_sizes(role) if waits(role) else role for role in every]
 
@@ -83,7 +84,7 @@ def with_least(role: RoleSpec) -> RoleSpec:
     assert role.model is not None
     assert role.rollout is not None
     least = least_cache_bytes(role.model, role.rollout_options, role.rollout.tp, role.dtype)
-    return replace(role, rollout_options=replace(role.rollout_options, kv_cache_bytes=least))
+    return with_checked(role, rollout_options=with_checked(role.rollout_options, kv_cache_bytes=least))
 
 
 def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> RolloutOptions:

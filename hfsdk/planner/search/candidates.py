@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hfsdk.core.checks import with_checked
 from hfsdk.core.clock import stretch
 from hfsdk.core.cluster import ClusterSpec, DeviceSpec
 from hfsdk.core.frozen_bases import base_shape
@@ -259,7 +260,7 @@ class Tables:
         key = self._like(item), shape, (cut := Cut.of(rollout)), kind.on_cpu, least
         if key not in self.known.bytes:
             role = self._generating(item, cut, least)
-            role = role if train is None else replace(role, train=train)
+            role = role if train is None else with_checked(role, train=train)
             self.known.bytes[key] = role_bytes(role, size, on_cpu=kind.on_cpu, longest=item.long_row)
         return self.known.bytes[key]
 
@@ -386,11 +387,11 @@ class Tables:
         if least not in self.known.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
-            role = replace(item.role, train=small["train"], rollout=small.get("rollout"))
+            role = with_checked(item.role, train=small["train"], rollout=small.get("rollout"))
             home = kind.devices if kind.whole else kind.devices[:few]
             if kind.whole:
                 rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
-                role = replace(role, train=Layout(dp=len(home)), rollout=rollout)
+                role = with_checked(role, train=Layout(dp=len(home)), rollout=rollout)
             self.known.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
@@ -410,7 +411,7 @@ class Tables:
         """Return an item's role with a rollout so cut, all that its bytes depend on; ``least``: with the smallest cache."""
         key = self._like(item), cut, least
         if key not in self.known.roles:
-            role = replace(item.role, rollout=Layout(tp=cut.tp, ep=cut.ep, dp=cut.ep) if cut.tp else None)
+            role = with_checked(item.role, rollout=Layout(tp=cut.tp, ep=cut.ep, dp=cut.ep) if cut.tp else None)
             self.known.roles[key] = with_least(role) if least else role
         return self.known.roles[key]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
+from hfsdk.core.checks import with_checked
 from hfsdk.core.errors import LayoutError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RoleSpec
@@ -19,7 +19,7 @@ LayoutsOf = Mapping[str, Layout]
 
 def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
     """Return the role in these layouts."""
-    return replace(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
+    return with_checked(role, train=layouts.get("train"), rollout=layouts.get("rollout"))
 
 
 def layer_bytes(role: RoleSpec, ep: int = 1) -> float:

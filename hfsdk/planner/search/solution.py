@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from hfsdk.core.checks import with_checked
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.memory import MemoryEstimate, bases_once
 from hfsdk.planner.perf.perf_model import PerfModel
@@ -46,7 +48,7 @@ class Solution:
         roles = [with_layouts(item.role, x) for item, x in zip(space.mode.items, self.layouts, strict=True)]
         options = [role.rollout_options for role in sized(roles, self.leaf.placement(), space.tables.cluster)]
         return tuple(
-            replace(item, role=replace(item.role, rollout_options=o), like=replace(item.like, rollout_options=o))
+            replace(item, role=with_checked(item.role, rollout_options=o), like=with_checked(item.like, rollout_options=o))
             if waits(item.role) else item
             for item, o in zip(space.mode.items, options, strict=True)
         )  # fmt: skip
@@ -61,7 +63,9 @@ class Solution:
 
     def timed(self) -> Solution:
         """Return it with the seconds of the step with those sizes, to be compared by them."""
-        return replace(self, seconds=self.step_seconds)
+        seconds, one = self.step_seconds, copy(self)  # with all that was found out for them
+        object.__setattr__(one, "seconds", seconds)
+        return one
 
     @cached_property
     def step_seconds(self) -> float:
