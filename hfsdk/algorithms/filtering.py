@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfsdk.core.errors import SimulatedValueError
-from hfsdk.core.unscored import scored_rows
+from hfsdk.core.unscored import scored_rows, unscored_rows
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -27,6 +27,13 @@ def informative_rows(table: Table) -> list[int]:
     return rows
 
 
+def informative_rows_of_draw(table: Table) -> list[int]:
+    """Return the same of some of a step's groups: none where none of them is scored, as others may be."""
+    if len(unscored_rows(table["scores"])) == table.num_rows:
+        return []
+    return informative_rows(table)
+
+
 def informative(batch: Batch) -> Batch | None:
     """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores."""
     rows = taught_by(batch)
@@ -35,10 +42,10 @@ def informative(batch: Batch) -> Batch | None:
     return batch.take(rows) if rows else None
 
 
-def taught_by(batch: Batch) -> list[int]:
+def taught_by(batch: Batch, rows: Callable[[Table], list[int]] = informative_rows) -> list[int]:
     """Return the numbers of these rows; waits for the scores."""
     try:
-        return list(batch.reduce(informative_rows, reads=["scores", "group"]).value)
+        return list(batch.reduce(rows, reads=["scores", "group"]).value)
     except SimulatedValueError:
         return list(range(len(batch)))
 
@@ -56,12 +63,12 @@ def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], B
         Everything that was generated, and the numbers of the rows of the first ``wanted`` groups that teach something.
     """
     batch = scored(prompts.take(np.arange(min(wanted, len(prompts)))))
-    rows = taught_by(batch)
+    rows = taught_by(batch, informative_rows_of_draw)
     drawn = len(batch) // n
     while (groups := len({row // n for row in rows})) < wanted and drawn < len(prompts):
         more = np.arange(drawn, min(drawn + wanted - groups, len(prompts)))
         new = scored(prompts.take(more))
-        rows += [len(batch) + row for row in taught_by(new)]
+        rows += [len(batch) + row for row in taught_by(new, informative_rows_of_draw)]
         batch = one_after_the_other(batch, new, drawn)
         drawn += len(more)
     return batch, rows

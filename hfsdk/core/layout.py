@@ -196,13 +196,21 @@ class Mesh:
     def __post_init__(self) -> None:
         check_fields(self, LayoutError)
 
+    def __str__(self) -> str:
+        """Return the layout and, where ranks are permuted, for which rollout: meshes of one text have the same coordinates."""
+        return f"{self.layout} for rollout tp{self.rollout_tp}" if self._permuted else str(self.layout)
+
+    @property
+    def _permuted(self) -> bool:
+        return 1 < self.rollout_tp < self.layout.tp and self.layout.tp % self.rollout_tp == 0
+
     @checked(error=LayoutError)
     def coordinates(self, rank: Rank) -> Coordinates:
         """Return the position of ``rank``."""
         at = self.layout.coordinates(rank)
-        ratio, rest = divmod(self.layout.tp, self.rollout_tp)
-        if rest or ratio == 1 or self.rollout_tp == 1:
+        if not self._permuted:
             return at
+        ratio = self.layout.tp // self.rollout_tp
         return replace(at, tp=at.tp % self.rollout_tp * ratio + at.tp // self.rollout_tp)
 
     @property

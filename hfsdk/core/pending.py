@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+
+import numpy as np
 
 from hfsdk.core.checks import Name, Within, checked, shown
 from hfsdk.core.errors import OptionError
@@ -66,6 +68,15 @@ class ColumnInfo:
     """For ragged columns the length of every row of the producer."""
     unscored: Array | None = None
     """Numbers of the producer's rows that were not scored (:mod:`hfsdk.core.unscored`); ``None`` where all were."""
+
+
+def scored_rows_of(columns: Iterable[tuple[ColumnRef, ColumnInfo | None]], num_rows: int) -> list[int] | None:
+    """Return the rows of a batch that are scored in all of its columns; ``None`` where all are."""
+    scored = np.ones(num_rows, dtype=bool)
+    for ref, info in columns:
+        if info is not None and info.unscored is not None:
+            scored &= ~np.isin(np.arange(num_rows) if ref.rows is None else ref.rows, info.unscored)
+    return None if scored.all() else np.flatnonzero(scored).tolist()
 
 
 class Client(Protocol):

@@ -14,6 +14,7 @@ from hfsdk.core.batch import Batch, refs_of
 from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.functions import Shipped
 from hfsdk.core.microbatch import MiniBatchPlan, plan_update
+from hfsdk.core.pending import scored_rows_of
 from hfsdk.engine.calls import rank_questions
 from hfsdk.models import ModelHandle
 from hfsdk.models.handle import TrainedHandle
@@ -60,8 +61,10 @@ class TapedUpdate:
         """Its mini-batches; which rows they have depends on no layout."""
         table, given = self._batch.table("prompt", "response"), self._given
         prompts, responses = table.ragged("prompt").lengths, table.ragged("response").lengths
+        columns = ((ref, self._client.info(ref)) for ref in self._call.message.inputs.values())
         return plan_update(
-            prompts + responses, responses, 1, given.epochs, given.mini_batches, 2**40, given.seed, together=given.together
+            prompts + responses, responses, 1, given.epochs, given.mini_batches, 2**40, given.seed, together=given.together,
+            rows=scored_rows_of(columns, self._call.message.num_rows),
         )  # fmt: skip
 
     def step_to(self, number: int) -> None:

@@ -81,6 +81,8 @@ class Snapshots:
         with uninterrupted():  # what is kept is also known
             name = name or next(n for i in range(1, len(log.marks) + 2) if (n := f"snapshot {i}") not in log.marks)
             made = self.keep(name)
+            if (old := self._snapshots.get(name)) is not None and old not in self._forgetters:
+                self._client.forget(old.kept)  # taken by a process that is gone
             self._snapshots[name], log.marks[name] = made, Mark(name, log.branch, made.order)
         return made
 
@@ -143,9 +145,13 @@ class Snapshots:
             OptionError: there is no such snapshot.
         """
         found = self.find(snapshot)
-        if self._snapshots.get(found.name) is found:
+        known = self._snapshots.get(found.name) is found
+        if known:
             del self._snapshots[found.name]
-        self._forgetters.pop(found, lambda: None)()
+        if found in self._forgetters:
+            self._forgetters.pop(found)()
+        elif known:  # another process of this session took it, and nobody else frees it
+            self._client.forget(found.kept)
         self._client.send(m.Forget(()))  # whatever is sent takes along what is not needed any more
 
     @checked

@@ -226,8 +226,14 @@ class Tracking:
 
     def step(self, row: Mapping[str, Any], samples: Sequence[Sample]) -> None:
         """Keep a step's row; not once more where a run takes steps again after a death."""
-        if row["step"] < self._last:
-            return
+        if row["step"] > self._last:
+            self._write(row, samples)
+
+    def amend(self, row: Mapping[str, Any]) -> None:
+        """Add to the last step's row."""
+        self._write(row, ())
+
+    def _write(self, row: Mapping[str, Any], samples: Sequence[Sample]) -> None:
         self._last = int(row["step"])
         values = {k: float(v) for k, v in row.items() if k != "step" and isinstance(v, numbers.Real)}
         for name, record in list(self._records.items()):

@@ -357,7 +357,7 @@ class _Loop:
             self.control.record.rows.amend(measured)
             self.parts.log.amend(measured)
             if self.tracking is not None:
-                self.tracking.step({"step": row["step"], **measured}, [])
+                self.tracking.amend({"step": row["step"], **measured})
             self.best.take(row)
 
     @contextmanager

@@ -11,7 +11,8 @@ from toy import GOOD, ToyModels, prompts
 import hfsdk as hf
 from hfsdk.algorithms import distillation, opo, process, reinforce_pp_baseline
 from hfsdk.algorithms.invariants import invariants
-from hfsdk.core.errors import OptionError
+from hfsdk.core.errors import ColumnError, OptionError
+from hfsdk.core.unscored import NOT_SCORED
 
 SHORT = {"max_new_tokens": 3, "n": 4}
 SCORED = [
@@ -109,6 +110,23 @@ class TestDAPO:
         assert (trained["advantages"].flat != 0).all()
         numbers = hf.DAPO(n=2).metrics(step)
         assert numbers["identical_groups"] == pytest.approx(5 / 9)
+
+    def test_a_draw_that_is_not_scored_at_all_is_only_drawn_in_vain(self):
+        """As above, where the third draw, of prompt 7, has no score; of a step without any score nothing can be learned."""
+        models = self.models({1, 4, 6, 8, 10})
+        scores = models.reward.compute_scores
+
+        def some(batch):
+            found = scores(batch)
+            lost = np.isin(batch.rows["number"], unscored)
+            return found.plus(scores=np.where(lost, NOT_SCORED, found.rows["scores"]))
+
+        models.reward, unscored = SimpleNamespace(compute_scores=some), [7]
+        hf.DAPO(max_new_tokens=3, n=2, oversample=3.0).step(models, self.numbered(12))
+        assert models.updates[0][0]["number"].tolist() == [1, 1, 4, 4, 6, 6, 8, 8]
+        unscored = range(12)
+        with pytest.raises(ColumnError, match="none of the 24 samples is scored"):
+            hf.DAPO(max_new_tokens=3, n=2, oversample=3.0).step(models, self.numbered(12))
 
     def test_the_batch_ends_before_there_are_enough(self):
         models = self.models({1, 5})

@@ -35,6 +35,18 @@ def test_of_a_pass_every_replica_is_heard_once_from_where_the_outputs_are(method
     assert sorted(row for order in heard.values() for row in order.rows) == [0, 1, 2, 3, 4]
 
 
+def test_meshes_of_one_text_have_the_same_coordinates():
+    """By its text a kept share finds out whether it is a rank's own."""
+    by_text = {}
+    for layout in ("tp4 dp1", "tp4 pp2 dp1", "tp2 dp2", "tp8 dp1", "tp6 dp2"):
+        for tp in (1, 2, 3, 4, 8):
+            mesh = Layout.parse(layout).mesh(tp)
+            found = tuple(map(mesh.coordinates, mesh.ranks))
+            assert by_text.setdefault(str(mesh), found) == found
+    assert str(Layout.parse("tp4 dp1").mesh(2)) == "tp4 pp1 dp1 for rollout tp2"
+    assert len(set(by_text.values())) == len(by_text)
+
+
 @pytest.mark.parametrize("name", ["THREE_D", "MICRO_DP", "DP"])
 @pytest.mark.parametrize("num_rows", [0, 1, 7])
 @pytest.mark.parametrize(("layout", "rollout_tp"), [("dp2", 1), ("tp2 dp1", 1), ("tp2 pp2 dp2", 1), ("tp4 dp2", 2), ("pp4 dp2", 4)])

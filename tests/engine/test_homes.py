@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -136,6 +137,92 @@ def test_another_branchs_snapshot_does_not_come_back(session, runtime, monkeypat
     Dies(runtime, monkeypatch, "load", GONE, when=lambda role, pool, state=None: role.name == "actor" and state is not None)
     with pytest.raises(WorkerDiedError, match=r"at update 3 \(1 update lost\)"):
         session.place(APART)
+
+
+def told_of_death(session, runtime, monkeypatch):
+    """The actor's next call ends with its worker: what is said of it."""
+    Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.role == "actor")
+    with pytest.raises(WorkerDiedError) as told:
+        session.models.actor.compute_log_probs(session.rows).wait()
+    session.models.actor.compute_log_probs(session.rows).wait()
+    return re.search(r"actor comes back with (.*?)(?:; critic|$)", str(told.value).replace("\n", " ")).group(1)
+
+
+def test_what_was_left_by_loading_does_not_come_back(session, runtime, monkeypatch, tmp_path):
+    """A snapshot of what was trained before ``load`` has more updates, and is no state that the weights come from."""
+    session.save(tmp_path)
+    learn(session, 3)
+    session.snapshot("late")
+    session.load(tmp_path)
+    learn(session, 1)
+    assert "state-1 (1 update lost)" in told_of_death(session, runtime, monkeypatch)
+    assert updates(session) == {"actor": 3, "critic": 3}
+    learn(session, 2)
+    session.snapshot("after")
+    learn(session, 1)
+    monkeypatch.undo()
+    assert "at update 5 (1 update lost)" in told_of_death(session, runtime, monkeypatch)
+
+
+def test_what_was_before_a_load_that_failed_still_comes_back(session, runtime, monkeypatch, tmp_path):
+    session.save(tmp_path)
+    learn(session, 1)
+    session.snapshot("late")
+    failing = Dies(runtime, monkeypatch, "call", hf.CallError("no such file"), when=lambda work: work.call.method == "load_state")
+    with pytest.warns(UserWarning, match="critic came from"), pytest.raises(hf.CallError, match="no such file"):
+        session.load(tmp_path)
+    assert failing.done
+    monkeypatch.undo()
+    assert "at update 4 (0 updates lost)" in told_of_death(session, runtime, monkeypatch)
+
+
+def test_what_was_before_a_fresh_start_does_not_come_back(session, runtime, monkeypatch):
+    session.snapshot("late")
+    session.place(APART, fresh=True)
+    learn(session, 1)
+    assert "its initial weights (1 update lost)" in told_of_death(session, runtime, monkeypatch)
+
+
+def test_a_checkpoint_of_a_branch_that_was_left_comes_back_only_where_nothing_else_does(session, runtime, monkeypatch, tmp_path):
+    start = session.snapshot("start")
+    learn(session, 3)
+    session.save(tmp_path)
+    session.rewind(start)
+    learn(session, 1)
+    assert "a snapshot kept of it at update 3 (1 update lost)" in told_of_death(session, runtime, monkeypatch)
+    monkeypatch.undo()
+    runtime._kept.clear()
+    assert "state-1 (of another branch, at update 6; what was trained on" in told_of_death(session, runtime, monkeypatch)
+    assert updates(session)["actor"] == 6
+
+
+def test_a_snapshot_that_dies_after_it_was_chosen_is_told_and_the_next_source_taken(session, runtime, monkeypatch):
+    """Two deaths: of the actor's worker, then of one that kept its snapshot."""
+    session.snapshot("kept")
+    learn(session, 1)
+    Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.role == "actor")
+    with pytest.raises(WorkerDiedError, match="a snapshot kept"):
+        session.models.actor.compute_log_probs(session.rows).wait()
+    runtime._kept.clear()
+    with pytest.raises(WorkerDiedError, match=r"is gone with a worker.*its initial weights"):
+        session.models.actor.compute_log_probs(session.rows).wait()
+    session.models.actor.compute_log_probs(session.rows).wait()
+    assert updates(session)["actor"] == 0
+
+
+def test_a_death_while_updates_are_counted_again_is_told_with_what_is_lost(session, runtime, monkeypatch):
+    """An update is refused half way; the worker that is asked how many steps stand ends."""
+    call = runtime.call
+
+    def refused(work):
+        outcome = call(work)
+        return replace(outcome, error=hf.CallError("refused half way")) if work.call.method == "update" else outcome
+
+    monkeypatch.setattr(runtime, "call", refused)
+    Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.method == "num_updates")
+    with pytest.raises(WorkerDiedError, match=r"actor comes back with its initial weights \(3 updates lost\)"):
+        session.models.actor.update(session.rows, lambda out, b: out.log_probs).wait()
+    session.models.actor.compute_log_probs(session.rows).wait()
 
 
 class Busy:

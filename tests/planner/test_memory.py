@@ -71,10 +71,11 @@ def test_bf16_is_18_bytes_a_parameter_and_dp_shares_a_distributed_optimizer(on_c
     assert (shard.weights, shard.gradients, shard.optimizer) == (one.weights, one.gradients, one.optimizer // 4)
 
 
-@pytest.mark.parametrize("on_cpu", [False, True])
-def test_recompute_keeps_less(on_cpu):
-    roles = [trained(LLAMA_70B, "tp8", dtype="bf16", recompute=how) for how in ("", "selective", "full")]
-    none, selective, full = (role_bytes(role, 8, on_cpu=on_cpu) for role in roles)
+@pytest.mark.parametrize(("on_cpu", "tp"), [(False, 8), (True, 2)])
+def test_recompute_keeps_less(on_cpu, tp):
+    """On processors with less tp: what recomputed MLPs begin with is kept whole by each rank, which is much beside an eighth."""
+    roles = [trained(LLAMA_70B, f"tp{tp}", dtype="bf16", recompute=how) for how in ("", "selective", "full")]
+    none, selective, full = (role_bytes(role, tp, on_cpu=on_cpu) for role in roles)
     assert full.activations < selective.activations / 3 < none.activations / 3
     assert (full.weights, full.gradients, full.optimizer, full.logits) == (
         none.weights, none.gradients, none.optimizer, none.logits,

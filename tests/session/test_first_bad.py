@@ -12,18 +12,23 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from hfsdk.core.arguments import Learning
+from hfsdk.core.batch import refs_of
 from hfsdk.core.column_spread import odd, spreads
+from hfsdk.core.runtime import Part, Stored
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.dispatch import plan_orders
 from hfsdk.engine.calls.host_memory import HostRoom
 from hfsdk.session.bad_layer import first_bad_layer
-from hfsdk.session.bad_update import bisected
+from hfsdk.session.bad_update import TapedUpdate, bisected
 from hfsdk.session.jumps import Jumps, first_bad
 from hfsdk.session.look_back import SHARE, LookBack
 from hfsdk.session.marked_sample import code_of, verdict_of
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.session_parts import parts_of
+from hfsdk.session.tape import TapedCall
 from hfsdk.viz.tables import first_bad_html
 from tests.session.test_health import healthy
 from tests.session.test_training import TEXTS, OneCall
@@ -117,6 +122,25 @@ def test_bisecting_finds_the_one_unit_or_nothing():
 def ready(session, actor, length_reward):
     session.reward(length_reward)
     return session.prompts(TEXTS, batch_size=2)
+
+
+def test_an_update_is_taken_apart_by_the_mini_batches_that_it_had():
+    """Rows that were not scored took no part in it."""
+    scores = np.array([0, NOT_SCORED, 2, 3, 4, 5, 6, 7], np.float32)
+    tokens = [[1] * count for count in range(1, 9)]
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        actor = session.actor("tiny")
+        batch = session.batch(prompt=tokens, response=tokens, scores=scores)
+        refs = {name: refs_of(batch)[name] for name in batch.columns}
+        message = m.Submit("actor", "update", "learning", refs, (), 8, arguments=Learning(epochs=2, mini_batches=2, seed=5))
+        client = parts_of(session).client
+        taken_apart = TapedUpdate(client, TapedCall(0, message, None), {"actor": actor}).plan
+        session.place("colocate")
+        columns = {name: client.info(ref) for name, ref in refs.items()}
+        stored = {ref.call_id: Stored("your data", 8, (Part(np.arange(8), None, 0),), columns) for ref in refs.values()}
+        had = plan_orders(message, actor.role, stored)[0].mini_batches
+        assert [sorted(mini.rows) for mini in taken_apart] == [sorted(mini.rows) for mini in had]
+        assert not any(1 in mini.rows for mini in had)
 
 
 def test_a_run_keeps_two_snapshots_that_nobody_else_sees(session, ready, controller):

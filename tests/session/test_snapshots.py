@@ -1,6 +1,8 @@
 """Snapshots, branches, history, comparing: on a virtual clock, where nothing is computed but everything is counted."""
 
 import json
+import pickle
+import time
 
 import numpy as np
 import pytest
@@ -109,6 +111,56 @@ def test_states_are_freed_with_the_last_snapshot_that_has_them(session, prompts)
     session.snapshot("again")  # the one before goes with its name
     parts_of(session).client.send(q.CurrentStep())
     assert len(runtime._kept) == 2
+
+
+def test_a_state_that_went_with_a_worker_is_not_shared(session, prompts, monkeypatch):
+    """The actor has not changed, and its own workers are there; one that kept a part of its state is not."""
+    train(session, prompts)
+    one = session.snapshot("one")
+    runtime = parts_of(session).client._controller._runtime
+    (gone,) = [kept.number for kept in one.kept if kept.role == "actor"]
+    monkeypatch.setattr(runtime, "holds", lambda kept: kept.number != gone and kept.number in runtime._kept)
+    assert session.snapshot("two").shared == {"critic": "one"}
+    train(session, prompts)
+    session.rewind("two")
+
+
+def test_what_another_process_took_is_freed_by_name(session, prompts):
+    """As a kernel does that comes back to a kept session: it knows its snapshots by copies."""
+    runtime, snapshots = parts_of(session).client._controller._runtime, parts_of(session).snapshots
+    for name, free in (("one", lambda: session.forget("one")), ("two", lambda: session.snapshot("two"))):
+        train(session, prompts)
+        made = session.snapshot(name)
+        before = set(runtime._kept)
+        snapshots._forgetters.pop(made).detach()
+        copy = pickle.loads(pickle.dumps(made))
+        snapshots.take_known({name: copy}, ())
+        train(session, prompts)
+        free()
+        session.placement.view()
+        assert not before & set(runtime._kept)
+        if name == "one":
+            session.forget(copy)  # once more frees nothing of anybody else
+    assert len(runtime._kept) == 2
+
+
+def test_a_snapshot_that_fails_leaves_no_copy(session, prompts, monkeypatch):
+    """The first role's copy fails while the second's is still to come."""
+    train(session, prompts)
+    runtime = parts_of(session).client._controller._runtime
+    keep = runtime.keep
+
+    def kept(role, pool, number):
+        if role == "actor":
+            runtime._kept[number] = 1  # some ranks have their parts
+            raise hf.CallError("no memory")
+        time.sleep(0.2)
+        return keep(role, pool, number)
+
+    monkeypatch.setattr(runtime, "keep", kept)
+    with pytest.raises(hf.CallError, match="no memory"):
+        session.snapshot("never")
+    assert (runtime._kept, list(session.snapshots)) == ({}, [])
 
 
 def test_rewind_takes_everything_back(session, prompts):

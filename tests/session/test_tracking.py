@@ -14,10 +14,12 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hfsdk as hf
+from hfsdk.session.tracking import Tracking
 
 TEXTS = [f"review number {i}" for i in range(10)]
 PACKAGES = ("tensorboard", "wandb", "mlflow")
@@ -318,6 +320,19 @@ class Broken:
         self.ended.append(state)
         if state == "failed":
             raise OSError("still full")
+
+
+def test_a_step_taken_again_is_not_written_again():
+    """As after a restore: the last steps come once more. What is measured at the end is added to the last one."""
+    written = []
+    record = SimpleNamespace(step=lambda number, values, samples: written.append((number, values)), end=lambda state: None)
+    tracking = Tracking(pytest.fail)
+    tracking.add(SimpleNamespace(start=lambda title, config: record), "run", {})
+    for number in (0, 1, 2, 1, 2, 3):
+        tracking.step({"step": number, "loss": 1.0}, [])
+    tracking.amend({"step": 3, "held_out": 0.5})
+    assert [number for number, _ in written] == [0, 1, 2, 3, 3]
+    assert written[-1] == (3, {"held_out": 0.5})
 
 
 def test_a_tracker_that_fails_is_given_up_with_one_notice(session, ready):

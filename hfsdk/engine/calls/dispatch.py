@@ -18,7 +18,7 @@ from hfsdk.core.errors import ColumnError
 from hfsdk.core.layout import Layout, Mesh
 from hfsdk.core.methods import UPDATE
 from hfsdk.core.microbatch import MiniBatchPlan, plan_pass, plan_update
-from hfsdk.core.pending import ColumnInfo, ColumnRef
+from hfsdk.core.pending import ColumnInfo, ColumnRef, scored_rows_of
 from hfsdk.core.protocol import THREE_D
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Pick, Stored
@@ -145,23 +145,13 @@ def _plan_pass(request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int,
     return [shares[dp] for dp in mesh.replicas], [plan.micro_batches[dp] for dp in mesh.replicas]
 
 
-def _scored_rows(request: Submit, stored: Mapping[int, Stored]) -> list[int] | None:
-    """Return the rows that are scored in all of a call's columns; ``None`` where all are."""
-    scored = np.ones(request.num_rows, dtype=bool)
-    for ref in request.inputs.values():
-        unscored = _info(ref, stored).unscored
-        if unscored is not None:
-            scored &= ~np.isin(np.arange(request.num_rows) if ref.rows is None else ref.rows, unscored)
-    return None if scored.all() else np.flatnonzero(scored).tolist()
-
-
 def _plan_update(
     request: Submit, role: RoleSpec, mesh: Mesh, stored: Mapping[int, Stored]
 ) -> tuple[list[Array], tuple[MiniBatchPlan, ...]]:
     arguments = request.arguments
     assert isinstance(arguments, Learning)
     response = input_lengths(request.inputs, "response", stored)
-    scored = _scored_rows(request, stored)
+    scored = scored_rows_of(((ref, _info(ref, stored)) for ref in request.inputs.values()), request.num_rows)
     if scored == []:
         raise ColumnError(NONE_SCORED.format(request.num_rows))
     plan = plan_update(

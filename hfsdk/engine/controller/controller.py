@@ -133,7 +133,7 @@ class Controller:
         with self._lock:
             records = [self._homes.role(name) for name in message.roles]
             if message.unless_kept:
-                records = [record for record in records if record.kept is None or not self._keeping.has(record.kept)]
+                records = [record for record in records if record.kept is None or not self._keeping.still_has(record.kept)]
             steps = [self._keeping.head(record).num_updates for record in records]
         placed = [(record.spec, record.pool.devices, step > 0) for record, step in zip(records, steps, strict=True) if record.pool]
         cluster = self._runtime.cluster

@@ -89,7 +89,11 @@ class Execution:
             record.sync.taken = ()
         if outcome.error is not None:
             if role is not None and request.method == UPDATE.name:
-                self._recount_updates(role, record, work)
+                try:
+                    self._recount_updates(role, record, work)
+                except WorkerDiedError as error:
+                    self._pools_died(record, error)
+                    return
             if record.sync is not None and work.weights is not None:
                 record.sync.failed = not isinstance(outcome.error, CallCancelledError)
             raise outcome.error
@@ -162,6 +166,8 @@ class Execution:
         role = self._homes.roles.get(record.call.role)
         if state == "failed" and role is not None:
             role.unseen = record
+        if state != "done" and record.call.method == LOAD_STATE.name and record.made is not None:
+            record.made.line.apart = False  # older states are behind the role as before
         record.sync = None
         record.request = replace(record.request, arguments=NO_ARGUMENTS, inputs={}) if record.request else None
         record.end(state, error, tell=lambda: self._announcer.tell_of(f"call_{state}", record))

@@ -273,7 +273,7 @@ class Homes:
 
     def _start_again(self, record: RoleRecord) -> None:
         record.num_updates, record.restore, record.restore_kept, record.state = 0, "", None, None
-        self.keeping.changed(record, 0)
+        self.keeping.changed(record, 0, apart=True)
 
     # -- loading
 
@@ -322,7 +322,7 @@ class Homes:
             words = self.come_back(record)
             raise WorkerDiedError(f"{gone} At the next call {words}.", role=name, method="load") from None
         except CheckpointError as error:  # told once; the next call goes on without it
-            record.pool, record.checkpoint, record.checkpoint_updates = None, "", 0
+            record.pool, record.checkpoint, record.checkpoint_updates, record.checkpoint_version = None, "", 0, None
             raise CheckpointError(f"{error} At the next call {self.come_back(record)}.") from error
         record.loaded, record.restore, record.restore_kept, record.state = True, "", None, None
         self._emit({"type": "role_loaded", "role": name, "pool": pool.name})
@@ -333,6 +333,8 @@ class Homes:
         kept = record.restore_kept
         if kept is not None and not self.keeping.has(kept):
             raise StateGoneError(f"the snapshot that {record.spec.name} was to come back with was let go.")
+        if kept is not None and not self._runtime.holds(kept):
+            raise StateGoneError(f"what {record.spec.name} was to come back with, of a snapshot, is gone with a worker.")
         self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
         if kept is None:
             return
@@ -370,6 +372,8 @@ class Homes:
                 role.loaded, role.pool, role.synced, role.sync = False, None, -1, None
                 role.changes += 1
             carried = role.state is not None and bool(dead.intersection(role.state.devices))
+            if role.kept is not None and dead.intersection(role.kept.devices):
+                role.kept = None
             if role.spec.trainable and (carried or (lived and role.state is None)):
                 lost.append(self.come_back(role))
         for other in self._ledger:  # columns live where they were written, whatever pool that was
@@ -393,20 +397,24 @@ class Homes:
         """A role's state is gone: choose what it comes back with at the next call; return that in words."""
         kept = self.keeping.newest(record)
         from_checkpoint = record.checkpoint_updates if record.checkpoint else 0
+        behind = record.checkpoint_version is None or self.keeping.head(record).made_of(record.checkpoint_version)
         record.state, record.restore, record.restore_kept = None, record.checkpoint, None
         back, updates = (f"checkpoint {record.checkpoint}" if record.checkpoint else "its initial weights"), from_checkpoint
-        if kept is not None and kept.num_updates >= from_checkpoint:
-            record.restore, record.restore_kept = "", kept
+        if kept is not None and (kept.num_updates >= from_checkpoint or not behind):
+            record.restore, record.restore_kept, behind = "", kept, True
             back, updates = f"what a snapshot kept of it at update {kept.num_updates}", kept.num_updates
         missing = record.num_updates - updates
+        lost = f"{missing} update{'s' * (missing != 1)} lost"
         record.num_updates = updates
-        self.keeping.changed(record, updates)
-        return f"{record.spec.name} comes back with {back} ({missing} update{'s' * (missing != 1)} lost)"
+        self.keeping.changed(record, updates, apart=not behind)
+        other = f"of another branch, at update {updates}; what was trained on this one is lost"
+        return f"{record.spec.name} comes back with {back} ({lost if behind else other})"
 
     def recover(self, message: m.Recover) -> None:
         """Note a role's last checkpoint."""
         record = self.role(message.role)
         record.checkpoint, record.checkpoint_updates = message.folder, message.num_updates
+        record.checkpoint_version = self.keeping.head(record) if record.spec.trainable else None
 
     @property
     def states(self) -> Mapping[str, RoleStatus]:

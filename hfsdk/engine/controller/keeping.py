@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hfsdk.core.arguments import Learning
 from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
-from hfsdk.core.methods import STEP, UPDATE, method_of
+from hfsdk.core.methods import LOAD_STATE, STEP, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import Kept, Runtime
 from hfsdk.engine.calls.messages import Submit
@@ -51,20 +51,24 @@ class Keeping:
         """Keep the state of roles, behind what is on their lanes."""
         unchanged: dict[str, Kept] = {}
         waits = []
+        there = [name for name in names if (kept := self._roles[name].kept) and self.still_has(kept)]
         with self._lock:
-            for record in (self._roles[name] for name in names):
+            for record in (self._roles[name] for name in there):
                 held = None if record.kept is None else self._held.get(record.kept.number)
                 if held is not None:
                     held.num_users += 1
                     unchanged[record.spec.name] = held.kept
         made: dict[str, Kept] = {}
-        for record in (self._roles[name] for name in names if name not in unchanged):
-            self._next += 1
-            waits.append(self._post(record, self._keeper(record, self._next, made)))
         try:
+            for record in (self._roles[name] for name in names if name not in unchanged):
+                self._next += 1
+                waits.append(self._post(record, self._keeper(record, self._next, made)))
             for wait in waits:
                 wait()
         except BaseException:
+            for wait in waits:  # copies that are still to come would stay
+                with suppress(Exception):
+                    wait()
             for kept in made.values():
                 self._runtime.forget(kept)
             self.forget(unchanged.values())
@@ -76,8 +80,15 @@ class Keeping:
         return tuple((unchanged | made)[name] for name in names)
 
     def _keeper(self, record: RoleRecord, number: int, made: dict[str, Kept]) -> Callable[[Pool], None]:
+        name = record.spec.name
+
         def keep(pool: Pool) -> None:
-            made[record.spec.name] = self._runtime.keep(record.spec.name, pool, number)
+            try:
+                made[name] = self._runtime.keep(name, pool, number)
+            except HfsdkError:  # of some ranks perhaps: the others have their parts
+                with suppress(HfsdkError):
+                    self._runtime.forget(Kept(number, name, "", pool.devices, (), 0))
+                raise
 
         return keep
 
@@ -137,6 +148,10 @@ class Keeping:
         """Whether a state was not let go."""
         return kept.number in self._held
 
+    def still_has(self, kept: Kept) -> bool:
+        """Whether a state was not let go, and all workers that keep it are there."""
+        return self.has(kept) and self._runtime.holds(kept)
+
     def newest(self, record: RoleRecord) -> Kept | None:
         """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
         return next(self._behind(record), None)
@@ -150,7 +165,7 @@ class Keeping:
             return
         with self._lock:
             mine = [held for held in self._held.values() if held.kept.role == record.spec.name]
-        mine = [held for held in mine if record.version.descends_from(held.version)]
+        mine = [held for held in mine if record.version.made_of(held.version)]
         for held in sorted(mine, key=lambda held: (held.version.number, held.kept.number), reverse=True):
             with suppress(HfsdkError):  # the session is being closed
                 if self._runtime.holds(held.kept):
@@ -179,7 +194,8 @@ class Keeping:
             if method_of(record.call.method).touches_weights:
                 role.kept = None
             if method_of(record.call.method).changes_weights:
-                record.made = role.version = self.lineage.next(before, before.num_updates + _num_steps(record))
+                loads = record.call.method == LOAD_STATE.name
+                record.made = role.version = self.lineage.next(before, before.num_updates + _num_steps(record), apart=loads)
         record.saw = frozenset(seen)
 
     def check_fresh(self, message: Submit, sources: Sequence[CallRecord]) -> None:
@@ -196,10 +212,10 @@ class Keeping:
             if found is not None:
                 raise StaleBatchError(_stale_words(message, source, *found, self.lineage.branch))
 
-    def changed(self, role: RoleRecord, num_updates: int) -> None:
-        """Note that a role's weights became others without a call: initial ones, or those of a checkpoint."""
+    def changed(self, role: RoleRecord, num_updates: int, *, apart: bool) -> None:
+        """Note that a role's weights became others without a call: initial ones (``apart``), or those of a state behind them."""
         if role.spec.trainable:
-            role.version, role.kept = self.lineage.next(self.head(role), num_updates), None
+            role.version, role.kept = self.lineage.next(self.head(role), num_updates, apart=apart), None
 
 
 def _num_steps(record: CallRecord) -> int:

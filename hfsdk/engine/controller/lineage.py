@@ -29,6 +29,8 @@ class Line:
 
     start: Version | None = None
     """The version of another line that it left; ``None`` for the initial weights'."""
+    apart: bool = False
+    """Whether its weights are not made of those of ``start``, but were loaded, or are the initial ones again."""
     last: int = 0
     """Number of its latest version."""
 
@@ -58,6 +60,15 @@ class Version:
         """Whether ``other`` is this version or one that it comes from."""
         return any(version.line is other.line and other.number <= version.number for version in self.ancestors())
 
+    def made_of(self, other: Version) -> bool:
+        """Whether its weights are those of ``other``, or were trained from them."""
+        for version in self.ancestors():
+            if version.line is other.line:
+                return other.number <= version.number
+            if version.line.apart:
+                return False
+        return False
+
     def shared_with(self, other: Version) -> Version | None:
         """Return the latest version that both come from."""
         theirs = {id(version.line): version for version in other.ancestors()}
@@ -84,10 +95,14 @@ class Lineage:
         self._made += 1
         return Version(role, self._made, self.branch, Line(last=self._made), origin=self._made)
 
-    def next(self, version: Version, num_updates: int) -> Version:
-        """Return the version that a change makes of another, after so many optimizer steps in all."""
+    def next(self, version: Version, num_updates: int, *, apart: bool = False) -> Version:
+        """Return the version that a change makes of another, after so many optimizer steps in all.
+
+        Where its weights come from elsewhere (``apart``) what was written before is not stale, but no older state is behind them.
+        """
         self._made += 1
-        line = version.line if version.line.last == version.number else Line(version)
+        goes_on = not apart and version.line.last == version.number
+        line = version.line if goes_on else Line(version, apart)
         line.last = self._made
         return Version(version.role, self._made, self.branch, line, num_updates, version.origin)
 

@@ -214,6 +214,8 @@ class RoleRecord:
     checkpoint: str = ""
     """Folder of the last checkpoint, for rebuilding its pool."""
     checkpoint_updates: int = 0
+    checkpoint_version: Version | None = None
+    """Of the weights when it was noted, which come from it."""
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
     restore_kept: Kept | None = None

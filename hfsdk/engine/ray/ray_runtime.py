@@ -33,6 +33,7 @@ from hfsdk.core.runtime import (
 )
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span
+from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.process.gpus import goes_direct
 from hfsdk.engine.process.interrupts import held
@@ -213,7 +214,9 @@ class RayRuntime:
     def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
         """Have every worker take its own part back; elsewhere, or in another layout, the parts go through the object store."""
         parts: list[Any] = []
-        if (str(role.train), pool.devices) != (kept.layout, kept.devices):
+        if (str(mesh_of(role)), pool.devices) != (kept.layout, kept.devices):
+            if not self.holds(kept):
+                raise CheckpointError(f"a worker that kept {role.name}'s state ended")
             holders = [self.pools.devices[device].handle for device in kept.devices]
             try:
                 sent = ray.get([holder.ask.remote(SendKept(role.name, kept.number)) for holder in holders])

@@ -320,18 +320,18 @@ class Trainer:
     def share(self) -> StateShare:
         """Return a copy of this rank's share of the role's state, on the CPU."""
         with self.on_device("weights", "optimizer"):
-            return self._shares.read(str(self.mesh.layout), self.num_updates)
+            return self._shares.read(str(self.mesh), self.num_updates)
 
     def blank_share(self, known: Summary, device: str = "cpu") -> StateShare:
         """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
         kinds = known.kinds if self._optimizer is not None else ()
-        return StateShare.blank(str(self.mesh.layout), self.groups.rank, known, self._shares.strips(kinds), device)
+        return StateShare.blank(str(self.mesh), self.groups.rank, known, self._shares.strips(kinds), device)
 
     @contextmanager
     def giving_share(self) -> Iterator[StateShare]:
         """Have this rank's share where it lies, to be read from; its summary is collective over dp."""
         with self.on_device("weights", "optimizer"):
-            yield self._shares.in_place(str(self.mesh.layout), self.num_updates)
+            yield self._shares.in_place(str(self.mesh), self.num_updates)
 
     @contextmanager
     def taking_share(self, known: Summary) -> Iterator[StateShare]:
@@ -341,7 +341,7 @@ class Trainer:
         """
         self.frozen.own()
         with self.on_device(*PARTS):
-            share = self._shares.begin(str(self.mesh.layout), known)
+            share = self._shares.begin(str(self.mesh), known)
             yield share
             self._shares.complete(share)
             self.frozen.share()
@@ -407,7 +407,7 @@ class Trainer:
         return ShareOfModel(self.model, self._optimizer, self.groups)
 
     def _need_own(self, layout: str, rank: int) -> None:
-        here = str(self.mesh.layout), self.groups.rank
+        here = str(self.mesh), self.groups.rank
         if here != (layout, rank):
             raise CheckpointError(
                 f"the state is of layout '{layout}' rank {rank}; role {self.role.name!r} has layout '{here[0]}' rank {here[1]} "

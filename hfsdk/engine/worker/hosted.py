@@ -172,7 +172,7 @@ class HostedRole:
         if asked == BASE_ALONE:
             return None, -1
         kept = self.worker.kept.get(asked)
-        there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh.layout), self.groups.rank)
+        there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh), self.groups.rank)
         if kept is None or not all(self.groups.gather_objects(there)):
             raise CallError(
                 f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout any more; rewind to it, or "

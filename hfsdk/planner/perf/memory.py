@@ -340,11 +340,11 @@ def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool, l
     nothing is trained, one layer's outputs live at a time. Where trainers have sequence parallelism, it splits the 10 h of norms
     and residuals as well.
     """
-    size, tp, hidden = DTYPE_BYTES[role.dtype], layout.tp, spec.hidden_size
+    size, tp, hidden, width = DTYPE_BYTES[role.dtype], layout.tp, spec.hidden_size, spec.mlp_width_per_token
     tokens = max(role.micro_batch_tokens, -(-longest // layout.cp))
     whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_copies).sequence_parallel else 1
-    width = spec.mlp_width_per_token
-    per_layer = (6 if on_cpu else 10) * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
+    norms = 10 if not on_cpu else 8 if role.recompute == "selective" else 6  # recomputed MLPs keep what they begin with
+    per_layer = norms * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
     again = {"": 0.0, "selective": 4 * width / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
     layers = spec.num_layers if role.trainable else 1
     activations = tokens * ((per_layer - again) * layers + again) * size / 2
