@@ -53,6 +53,9 @@ LOG_CHARS = 20_000
 START_S = 300.0
 """How long a pool's processes may take to start and join, unless the session says otherwise."""
 
+ANSWER_S = 30.0
+"""How long a worker may take to say what it keeps, whatever it computes meanwhile."""
+
 CLOSE_S = 10.0
 """How long ``close`` waits for calls under way to notice that their workers are gone."""
 
@@ -203,11 +206,12 @@ class RayRuntime:
 
     @_while_open
     def holds(self, kept: Kept) -> bool:
-        """Ask the workers of its devices."""
+        """Ask the workers of its devices; one that does not answer has hung, and what it keeps is out of reach."""
         workers = [self.pools.devices[device].handle for device in kept.devices if device in self.pools.devices]
+        asked = [worker.holds.remote(kept.number) for worker in workers]
         try:
-            return len(workers) == len(kept.devices) and all(ray.get([w.holds.remote(kept.number) for w in workers]))
-        except WORKER_GONE:
+            return len(workers) == len(kept.devices) and all(ray.get(asked, timeout=ANSWER_S))
+        except (*WORKER_GONE, ray.exceptions.GetTimeoutError):
             return False
 
     @_while_open
