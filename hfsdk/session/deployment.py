@@ -104,7 +104,7 @@ class Deployment:
         if role.kind == "actor":  # what the one before reached is not the best of this one
             self._context.counters.forget((SCORE, STEP, START, MEASURE))
         scorer = role.kind in ("reward", "cost") and not role.trainable
-        if scorer and not self._context.simulated and not weight_names(role.folder) & set(SCALAR_HEAD_NAMES):
+        if scorer and not self._context.simulated and not _has_head(role):
             self._context.notice(
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
                 "scores with a random one. Give a reward model, a function, or optimizer=hf.AdamW(...) to train it here."
@@ -306,3 +306,9 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
         return what
     kept = {" ".join(n for n in names.split() if n not in functions): count for names, count in what.items()}
     return {names: count for names, count in kept.items() if names}
+
+
+def _has_head(role: RoleSpec) -> bool:
+    """Whether there is a scalar head in a role's folder, or beside its adapters."""
+    names = weight_names(role.folder) | (weight_names(role.adapters) if role.adapters else set())
+    return any(name in SCALAR_HEAD_NAMES or name.endswith(f".{SCALAR_HEAD_NAMES[0]}") for name in names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hfsdk.core.checks import Count, Index, NonNegative, checked
-from hfsdk.core.errors import OptionError
+from hfsdk.core.errors import OptionError, SimulatedValueError
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import scored_rows
 from hfsdk.models import ReferenceModel, RewardModel
@@ -68,7 +68,11 @@ def evaluate(  # noqa: D417
         batch = models.reference.compute_log_probs(batch)
         reads += ["old_log_probs", "ref_log_probs"]
     batch = reward.compute_scores(batch)
-    frame = pd.DataFrame([batch.reduce(_summary, reads=reads).value])
+    try:
+        frame = pd.DataFrame([batch.reduce(_summary, reads=reads).value])
+    except SimulatedValueError:
+        words = "session.evaluate needs scores, and a simulated session has none; the trace has its calls"
+        raise SimulatedValueError(words) from None
     frame.attrs["samples"] = _samples(batch, num_samples)
     return frame
 

@@ -267,7 +267,9 @@ class Run(Guided):
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""
         )
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
-        best = f", best held-out score {self.best.score:.3f} after step {self.best.step}" if self.best is not None else ""
+        found = self.best
+        when = "" if found is None else f"after step {found.step}" if found.step >= 0 else "before the first step"
+        best = f", best held-out score {found.score:.3f} {when}" if found is not None else ""
         warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
         restored = f", went on after {len(record.restores)} death{'s' * (len(record.restores) > 1)}" if record.restores else ""
         return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{restored}{hours}{cost})"

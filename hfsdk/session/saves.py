@@ -16,6 +16,7 @@ from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.running import CurrentRun
 from hfsdk.session.save_space import check_space
 from hfsdk.session.saveable import Saveable
+from hfsdk.session.streams import RowStream
 
 
 class Save(Protocol):
@@ -95,6 +96,15 @@ class Saves:
     def tell_of_anothers(self, folder: str | Path) -> None:
         """Say that a folder has a save which this process neither made nor loaded; see :func:`tell_of_anothers`."""
         tell_of_anothers(folder_of(folder, "a save"), self._session.context.notice)
+
+    def tell_of_place(self, folder: str | Path | None, stream: RowStream) -> None:
+        """Tell that a stream begins elsewhere than where the checkpoint that a run goes on from had one."""
+        place = None if folder is None else self._session.places.passed_over(stream)
+        if place is not None:
+            self._session.context.notice(
+                f"{folder} was at batch {place} of other data, or in another order: these rows, batch_size, seed or shuffle differ "
+                f"from those it was trained on. They are gone through from batch {stream.position}"
+            )
 
     @checked
     def load(self, folder: str | Path) -> None:

@@ -135,7 +135,7 @@ def code_of(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> tuple[StepC
         except HfsdkError as error:
             refused = refused or str(error)
     assert first is not None
-    comment = refused or "it does not fit in hfsdk either, whatever the tensor parallelism: session.place says by how much"
+    comment = refused or "it does not fit here as hfsdk counts, whatever the tensor parallelism: session.place says by how much"
     first = replace(first, comments=(*first.comments, comment.splitlines()[0][:110]))
     if refused:
         return first, None, f"hfsdk refuses this step: {refused}"
@@ -170,6 +170,8 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     comments = [f"one step of {step.system} {step.release} ({step.algorithm})"]
     if tp is not None:
         comments.append(f"{step.roles[0].states.name} cuts weights over its ranks; here tensor parallelism of {tp} does")
+    if any(specs[role.name] is None for role in step.roles):
+        comments.append('MODEL is yours to say first: a name like "qwen2.5-7b", a folder, or an hf.ModelSpec')
     if offload:
         comments.append("offload=True: without it, it does not fit here")
     algorithm, refused = _algorithm(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from hfsdk.core.batch import Batch
@@ -13,15 +13,26 @@ from hfsdk.session.history_log import ORDER
 Metric = Callable[[Batch], Mapping[str, float] | float]
 
 
-def own_metric(metric: Metric, batch: Batch) -> dict[str, float]:
+def own_metric(metric: Metric, batch: Batch, others: Container[str]) -> dict[str, float]:
     """Return what a metric of the user's says of a step's batch; one number has the function's name.
+
+    Args:
+        metric: the function.
+        batch: the step's.
+        others: names of numbers that the step has already, the algorithm's and other metrics'.
 
     Raises:
         OptionError: it returned no numbers, or one of a name that is taken.
     """
     value = metric(batch)
     name = getattr(metric, "__name__", type(metric).__name__)
-    return numbers_of(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
+    found = numbers_of(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
+    if taken := [key for key in found if key in others]:
+        raise OptionError(
+            f"the metric {name} calls a number {taken[0]!r}, which the algorithm or another metric gives already: call the "
+            "function, or the key of the dict that it returns, something else"
+        )
+    return found
 
 
 TAKEN = frozenset({

@@ -127,6 +127,8 @@ class StreamPlaces:
         self._all: weakref.WeakSet[RowStream] = weakref.WeakSet()
         self._waiting: dict[str, int] = {}
         """Places, by fingerprint, of streams that are not made yet."""
+        self._loaded: frozenset[str] = frozenset()
+        """Fingerprints of those that the last checkpoint had."""
 
     def add(self, stream: RowStream) -> None:
         """Put a new stream where a checkpoint had one like it, and keep its place from now on."""
@@ -161,9 +163,13 @@ class StreamPlaces:
 
     def take(self, positions: Mapping[str, int]) -> None:
         """Put the streams where a checkpoint has them."""
-        self._waiting = dict(positions)
+        self._waiting, self._loaded = dict(positions), frozenset(positions)
         for key, stream in self._latest.items():
             stream.position = self._waiting.pop(key, stream.position)
+
+    def passed_over(self, stream: RowStream) -> int | None:
+        """Return how far another stream was in the last checkpoint, one that nobody has made since, where it had none like this."""
+        return None if stream._fingerprint in self._loaded else max(self._waiting.values(), default=None)
 
     def go_back(self, positions: Mapping[str, int], of_each: Mapping[RowStream, int]) -> None:
         """Put the streams where they were, by fingerprint and each; one that was made since begins there too."""

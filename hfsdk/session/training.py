@@ -15,7 +15,7 @@ from hfsdk.algorithms import DPO
 from hfsdk.algorithms.invariants import CHECK, WARNED
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Index, checked
-from hfsdk.core.errors import DependencyError, HfsdkError, OptionError, SimulatedValueError
+from hfsdk.core.errors import DependencyError, HfsdkError, LostColumnError, OptionError, SimulatedValueError
 from hfsdk.core.exiting import exiting
 from hfsdk.core.rows import Row
 from hfsdk.core.system import can_start_threads
@@ -170,6 +170,7 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
     if folder is not None and save_every:
         parts.saves.tell_of_anothers(folder)
     stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(algorithm, DPO))
+    parts.saves.tell_of_place(wanted.resume, stream)
     saving = (save_every, folder, wanted.keep) if save_every and folder is not None else (0, "", 1)
     control = RunControl()
     run = Run(control)
@@ -380,9 +381,9 @@ def _first_failure() -> Iterator[None]:
     try:
         yield
         return
-    except DependencyError as error:
+    except (DependencyError, LostColumnError) as error:
         first: BaseException = error
-    while isinstance(first, DependencyError) and first.__cause__ is not None:
+    while isinstance(first, DependencyError | LostColumnError) and first.__cause__ is not None:
         first = first.__cause__
     raise first.with_traceback(None)
 
@@ -406,13 +407,12 @@ def _one_step(
                 row |= numbers_of(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
                 row |= replayed()
                 for metric in metrics:
-                    row |= own_metric(metric, step.batch)
+                    row |= own_metric(metric, step.batch, row)
         if parts.context.simulated:
             parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
         trace = control.calls.of_step(parts.traces.snapshot())
         row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
-        cluster = parts.context.cluster
-        placement = parts.deployment.placement
+        cluster, placement = parts.context.cluster, parts.deployment.placement
         used = {device for pool in (placement.pools if placement else ()) for device in pool.devices}
         row |= resources(trace, row["seconds"], len(used), cluster.price_per_device_hour * len(cluster.devices) / 3600)
         finished = True

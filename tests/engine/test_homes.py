@@ -225,6 +225,18 @@ def test_a_death_while_updates_are_counted_again_is_told_with_what_is_lost(sessi
     session.models.actor.compute_log_probs(session.rows).wait()
 
 
+def test_who_meets_lost_columns_first_tells_what_is_lost(session, runtime, monkeypatch):
+    """An update dies that nobody waits for; a function reads what that worker had written."""
+    batch = session.models.actor.compute_log_probs(session.rows)
+    batch.wait()
+    Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.method == "update")
+    with pytest.raises(WorkerDiedError):
+        session.models.actor.update(batch, lambda out, b: out.log_probs).wait()
+    with pytest.raises(hf.LostColumnError, match=r"run actor.compute_log_probs again.*initial weights \(3 updates lost\)") as told:
+        batch.map(lambda table: {"more": table["prompt"]}, reads=["old_log_probs", "prompt"], writes=["more"]).wait()
+    assert isinstance(told.value.__cause__, WorkerDiedError)
+
+
 class Busy:
     """Slows a method of the runtime down and notes which pools it runs on at the same time."""
 

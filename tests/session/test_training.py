@@ -22,6 +22,9 @@ class Step:
     batch: hf.Batch
 
 
+SIMULATED = hf.GRPO(n=2, max_new_tokens=4, kl_coef=0.0)
+
+
 class OneCall:
     """The smallest algorithm: generate and score."""
 
@@ -40,6 +43,45 @@ class OneCall:
 def ready(session, actor, length_reward):
     session.reward(length_reward)
     return session.prompts(TEXTS, batch_size=2)
+
+
+def test_a_metric_does_not_take_another_numbers_place(session, ready):
+    def score_mean(batch):
+        return 5.0
+
+    for metrics, name in (([score_mean], "score_mean"), ([lambda batch: 1.0, lambda batch: 2.0], "<lambda>")):
+        with pytest.raises(hf.OptionError, match=rf"calls a number '{name}', which the algorithm or another metric gives"):
+            session.train(OneCall(), ready, steps=1, metrics=metrics)
+
+
+def test_a_resumed_run_tells_that_its_prompts_are_not_those_of_the_checkpoint(tmp_path):
+    """One row more, another batch size; the same ones, made before or after, go on where they were."""
+
+    def going_on(texts, size):
+        with hf.Session.simulated("1x1 A100-80GB") as session:
+            session.actor("tiny")
+            session.reward(lambda completions: [0.0 for _ in completions])
+            prompts = session.prompts(texts, batch_size=size)
+            session.train(SIMULATED, prompts, steps=1, resume=tmp_path, progress=False)
+            return prompts.position
+
+    with hf.Session.simulated("1x1 A100-80GB") as session:
+        session.actor("tiny")
+        session.reward(lambda completions: [0.0 for _ in completions])
+        session.train(SIMULATED, session.prompts(TEXTS, batch_size=2), steps=4, progress=False)
+        session.save(tmp_path)
+    assert going_on(TEXTS, 2) == 5
+    for texts, size in (([*TEXTS, "one more"], 2), (TEXTS, 3)):
+        with pytest.warns(UserWarning, match=r"was at batch 4 of other data.*gone through from batch 0"):
+            assert going_on(texts, size) == 1
+
+
+def test_a_simulated_session_evaluates_nothing_and_says_so():
+    with hf.Session.simulated("1x1 A100-80GB") as session:
+        session.actor("tiny")
+        session.reward(lambda completions: [0.0 for _ in completions])
+        with pytest.raises(hf.SimulatedValueError, match=r"session\.evaluate needs scores, and a simulated session has none"):
+            session.evaluate(TEXTS, num_prompts=2, max_new_tokens=4)
 
 
 def test_a_run_has_one_row_per_step(session, ready):

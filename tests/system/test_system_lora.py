@@ -162,3 +162,21 @@ def test_bad_questions_are_told(roles, tmp_path):
         roles.session.reward("tiny", lora=hf.LoRA(), name="judge")
     with pytest.raises(hf.ModelNotFoundError, match="adapter_config"):
         roles.session.actor("tiny", lora=tmp_path, name="other")
+
+
+def test_a_judge_goes_on_with_the_head_that_was_saved_beside_its_adapters(roles, tmp_path):
+    """And without a warning that it has none; an actor's adapters have none."""
+    session = roles.session
+    judge = session.reward("tiny", lora=hf.LoRA(rank=2), optimizer=hf.AdamW(lr=1e-2), name="judge")
+    pairs = session.pairs(hf.data.review_pairs("train", 20), batch_size=4, max_tokens=32)
+    judge.update(pairs[0], hf.BradleyTerry(), epochs=2).wait()
+    scores = judge.compute_scores(pairs[0])["scores"]
+    judge.save_pretrained(tmp_path / "judge")
+    for name, more in (("frozen", {}), ("trained", {"optimizer": hf.AdamW(lr=1e-2)})):
+        again = session.reward("tiny", lora=tmp_path / "judge", name=name, **more)
+        np.testing.assert_allclose(again.compute_scores(pairs[0])["scores"], scores, atol=1e-5, err_msg=name)
+        again.release()
+    judge.release()
+    roles.actor.save_pretrained(tmp_path / "actor")
+    with pytest.warns(UserWarning, match="random: tiny has no trained scalar head"):
+        session.reward("tiny", lora=tmp_path / "actor", name="random").release()

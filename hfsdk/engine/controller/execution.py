@@ -36,6 +36,9 @@ from hfsdk.engine.controller.weight_syncs import WeightSyncs
 MOST_FLOWS = 256
 """Of so many calls, the last ones, it is known who read what from whom."""
 
+TELLS_S = 5.0
+"""How long a call whose worker ended may take to end as well, after what it wrote and others wrote is noted as lost."""
+
 
 class Execution:
     """See the module's text. Runs on lanes, without the controller's lock, which a place that drains a lane holds."""
@@ -202,7 +205,11 @@ class Execution:
         at = where(user) if user else {}
         if source.state == "lost":
             again = f"run {source.call} again" + (f" ({source.call.line})" if source.call.line else "")
-            raise LostColumnError(f"the columns {', '.join(source.call.writes)} died with the worker that held them; {again}", **at)
+            text = f"the columns {', '.join(source.call.writes)} died with the worker that held them; {again}"
+            died = source.root.error if source.root is not None and source.root.finished.wait(TELLS_S) else None
+            if died is None:
+                raise LostColumnError(text, **at)
+            raise LostColumnError(f"{text}. {getattr(died, 'message', died)}", **at) from died  # told nowhere else
         if source.state == "cancelled":
             raise CallCancelledError(f"its input {source.call} was cancelled", **at)
         if source.error is not None:

@@ -249,8 +249,8 @@ def _merge(full: dict[str, torch.Tensor], adapters: Mapping[str, torch.Tensor], 
             weight.copy_(weight.float() + lora.scale * (adapters[module + B].float() @ a.float()))
 
 
-def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Path) -> None:
-    """Read this rank's adapters, and a scalar head where there is one, from a folder that peft wrote.
+def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Path) -> bool:
+    """Read this rank's adapters from a folder that peft wrote, and a scalar head where there is one; return whether there is.
 
     Raises:
         ModelNotFoundError: tensors are missing, or have other shapes.
@@ -270,8 +270,10 @@ def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Pa
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(PEFT + box.tensor, _part(box.start, box.size)))
         head = PEFT + SCALAR_HEAD_NAMES[0]
-        if scalar and head in files.files and SCALAR_HEAD in local:
+        found = scalar and head in files.files
+        if found and SCALAR_HEAD in local:
             local[SCALAR_HEAD].copy_(files.read(head, _part((0, 0), (1, spec.hidden_size))))
+        return found
 
 
 def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, source: Path) -> None:

@@ -102,7 +102,7 @@ class Trainer:
         )  # fmt: skip
         found = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
         if role.adapters:
-            megatron_folder.load_adapters(self.model, groups, role.adapters)
+            found |= megatron_folder.load_adapters(self.model, groups, role.adapters)
         if role.head == "scalar" and not found and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0

@@ -175,8 +175,8 @@ class HostedRole:
         there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh), self.groups.rank)
         if kept is None or not all(self.groups.gather_objects(there)):
             raise CallError(
-                f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout any more; rewind to it, or "
-                "take snapshots after placing"
+                f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout: it is from before the last "
+                "place, or a worker that kept them has ended. Take another snapshot, or rewind to this one where it still holds"
             )
         self.transition.put_beside(asked, kept, safe)
         return BESIDE, kept.num_updates
