@@ -196,6 +196,16 @@ def test_a_checkpoint_of_a_branch_that_was_left_comes_back_only_where_nothing_el
     assert updates(session)["actor"] == 6
 
 
+def test_a_save_that_ends_after_a_rewind_is_of_the_branch_that_was_left(session, runtime, monkeypatch, tmp_path):
+    start = session.snapshot("start")
+    learn(session, 3)
+    session.save(tmp_path)
+    session.rewind(start)
+    for name in ("actor", "critic"):  # as of save(..., wait=False)
+        parts_of(session).client.send(m.Recover(name, str(tmp_path / "state-1"), 6))
+    assert "a snapshot kept of it at update 3 (0 updates lost)" in told_of_death(session, runtime, monkeypatch)
+
+
 def test_a_snapshot_that_dies_after_it_was_chosen_is_told_and_the_next_source_taken(session, runtime, monkeypatch):
     """Two deaths: of the actor's worker, then of one that kept its snapshot."""
     session.snapshot("kept")

@@ -414,7 +414,10 @@ class Homes:
         """Note a role's last checkpoint."""
         record = self.role(message.role)
         record.checkpoint, record.checkpoint_updates = message.folder, message.num_updates
-        record.checkpoint_version = self.keeping.head(record) if record.spec.trainable else None
+        if record.spec.trainable:  # a save that ended after a rewind has more updates than what it would be behind
+            head = self.keeping.head(record)
+            behind = message.num_updates <= head.num_updates
+            record.checkpoint_version = head if behind else self.keeping.lineage.first(record.spec.name)
 
     @property
     def states(self) -> Mapping[str, RoleStatus]:
