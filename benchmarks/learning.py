@@ -17,7 +17,7 @@ optimizer does not offer. Everything else that both have is equal, warm-up and b
 
     python benchmarks/learning.py --check                 about 15 minutes
     python benchmarks/learning.py --vs-trl --check        about 30 minutes more
-    python benchmarks/learning.py --lora --seeds 11 12 13 --check        about 30 minutes
+    python benchmarks/learning.py --lora --seeds 11 12 13 --check        about an hour
 """
 
 from __future__ import annotations
