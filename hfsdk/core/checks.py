@@ -31,8 +31,7 @@ from hfsdk.core.scalars import ANYTHING, is_whole
 
 __all__ = [
     "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NamedFields", "NonNegative", "OneOf", "Positive", "Title",
-    "Within", "check_fields", "check_options", "checked", "is_whole", "shown",
-    "with_checked",
+    "Within", "check_fields", "check_options", "checked", "is_whole", "shown", "with_checked",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -169,7 +169,7 @@ class StreamPlaces:
 
     def passed_over(self, stream: RowStream) -> int | None:
         """Return how far another stream was in the last checkpoint, one that nobody has made since, where it had none like this."""
-        return None if stream._fingerprint in self._loaded else max(self._waiting.values(), default=None)
+        return None if stream._fingerprint in self._loaded else max(self._waiting.values(), default=0) or None
 
     def go_back(self, positions: Mapping[str, int], of_each: Mapping[RowStream, int]) -> None:
         """Put the streams where they were, by fingerprint and each; one that was made since begins there too."""

@@ -176,8 +176,9 @@ def test_what_was_before_a_load_that_failed_still_comes_back(session, runtime, m
     assert "at update 4 (0 updates lost)" in told_of_death(session, runtime, monkeypatch)
 
 
-def test_what_was_before_a_fresh_start_does_not_come_back(session, runtime, monkeypatch):
+def test_what_was_before_a_fresh_start_does_not_come_back(session, runtime, monkeypatch, tmp_path):
     session.snapshot("late")
+    session.save(tmp_path)
     session.place(APART, fresh=True)
     learn(session, 1)
     assert "its initial weights (1 update lost)" in told_of_death(session, runtime, monkeypatch)

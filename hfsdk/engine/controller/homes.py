@@ -273,6 +273,7 @@ class Homes:
 
     def _start_again(self, record: RoleRecord) -> None:
         record.num_updates, record.restore, record.restore_kept, record.state = 0, "", None, None
+        record.checkpoint, record.checkpoint_updates, record.checkpoint_version = "", 0, None
         self.keeping.changed(record, 0, apart=True)
 
     # -- loading
