@@ -12,5 +12,6 @@ from tests.viz import harness
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    pytest.importorskip("playwright", reason="playwright is not installed")
     with harness.browser() as started:
         yield started

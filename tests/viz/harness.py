@@ -12,9 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNEL = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
 """The kernel of the notebook in front, in JupyterLab's own page."""
+CEILING_MS = 180_000
+"""Only bounds a hang: nothing that a test waits for takes as long."""
 CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 CHROMIUM_FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -61,14 +61,14 @@ class Lab:
         env["IPYTHONDIR"] = str(self._tmp / "ipython")
         if state is not None:
             env["XDG_STATE_HOME"] = str(state)  # where kept sessions are found again
-        self._log = (self._tmp / "lab.log").open("w")
+        self._log: list[str] = []
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={self.port}",
                 "--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}", f"--ServerApp.root_dir={root}",
                 "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly", "--ServerApp.terminals_enabled=False",
             ],
-            env=env, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         try:
             self._wait()
@@ -77,26 +77,26 @@ class Lab:
             raise
 
     def _wait(self) -> None:
-        limit = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/status?token={self.token}", timeout=2).read()
-            except (urllib.error.URLError, OSError) as error:
-                if self._process.poll() is not None or time.monotonic() > limit:
-                    raise RuntimeError((self._tmp / "lab.log").read_text()[-3000:]) from error
-                time.sleep(0.1)
-            else:
-                return
+        """Read what the server says until it names its address, and go on reading in a thread: a full pipe would stop it."""
+        lines = self._process.stdout
+        assert lines is not None
+        for line in lines:
+            self._log.append(line)
+            if f"http://127.0.0.1:{self.port}/lab" in line:
+                break
+        else:
+            raise RuntimeError("".join(self._log)[-3000:])
+        self._reader = threading.Thread(target=lambda: self._log.extend(lines), name="lab-log", daemon=True)
+        self._reader.start()
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        self._log.close()
         shutil.rmtree(self._tmp, ignore_errors=True)
 
 
@@ -112,7 +112,7 @@ class Notebook:
     def open(self, name: str, kernel: bool = True) -> Notebook:
         workspace = secrets.token_hex(4)
         self.page.goto(f"http://127.0.0.1:{self.lab.port}/lab/workspaces/w{workspace}/tree/{name}?token={self.lab.token}&reset")
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets", timeout=60_000)
+        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         if kernel:
             self.idle()
@@ -120,7 +120,7 @@ class Notebook:
 
     def idle(self) -> None:
         """Wait for the kernel."""
-        self.page.wait_for_function(f"() => {KERNEL.replace('.', '?.')}?.status === 'idle'", timeout=60_000)
+        self.page.wait_for_function(f"() => {KERNEL.replace('.', '?.')}?.status === 'idle'")
 
     def run(self, *cells: int) -> None:
         """Start these cells, one after the other; :meth:`wait` waits for them."""
@@ -138,7 +138,7 @@ class Notebook:
             ".then(() => { window.__done = true; }); }"
         )
 
-    def wait(self, timeout_s: float = 60) -> None:
+    def wait(self, timeout_s: float = CEILING_MS / 1000) -> None:
         self.page.wait_for_function("() => window.__done", timeout=timeout_s * 1000)
         errors = self.page.locator(
             '[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]'
@@ -148,7 +148,7 @@ class Notebook:
     def kill_kernel(self) -> None:
         """Kill the kernel's process as the system does it when memory runs out; return when JupyterLab says that it restarts it."""
         os.kill(int(python(self, "__import__('os').getpid()")), signal.SIGKILL)
-        self.page.wait_for_selector('.jp-Dialog:has-text("appears to have died")', timeout=30_000)
+        self.page.wait_for_selector('.jp-Dialog:has-text("appears to have died")')
 
     def accept_restart(self) -> None:
         """Close what JupyterLab says of that, and wait for the new kernel."""
@@ -200,15 +200,33 @@ def write_notebook(path: Path, cells: list[str]) -> Path:
     return path
 
 
+class Chromium:
+    """A chromium whose pages wait as long as anything here may take."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+
+    def new_page(self, **options: Any) -> Any:
+        """Open a page; what it waits for has ``CEILING_MS``, an axe or a kernel on a busy machine included."""
+        page = self._browser.new_page(**options)
+        page.set_default_timeout(CEILING_MS)
+        return page
+
+
+def frames(page: Any) -> None:
+    """Wait until what was asked to be drawn is drawn: for two frames of the page."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 @contextlib.contextmanager
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Chromium]:
     """Yield a chromium; its pages come from ``new_page(...)``."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS)
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=CHROMIUM_FLAGS, timeout=CEILING_MS)
         try:
-            yield chromium
+            yield Chromium(chromium)
         finally:
             chromium.close()
 
