@@ -1,12 +1,7 @@
-"""Fixtures over the fake controller; see tests/session/fakes.py."""
+"""A session over the scripted runtime; see tests/session/conftest.py."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from tests.session.conftest import actor, length_reward, runtime, session
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
-
-from fakes import actor, controller, length_reward, session
-
-__all__ = ["actor", "controller", "length_reward", "session"]
+__all__ = ["actor", "length_reward", "runtime", "session"]

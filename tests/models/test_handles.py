@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import messages as m
 

@@ -1,12 +1,29 @@
-"""Fixtures over the fake controller; see tests/session/fakes.py."""
+"""A session over the scripted runtime; see tests/session/scripted.py."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "session"))
+import hfsdk as hf
+from tests.session.scripted import ScriptedRuntime, lengths
 
-from fakes import actor, controller, length_reward, session
 
-__all__ = ["actor", "controller", "length_reward", "session"]
+@pytest.fixture
+def runtime():
+    return ScriptedRuntime()
+
+
+@pytest.fixture
+def session(runtime):
+    with hf.Session(runtime=runtime) as session:
+        yield session
+
+
+@pytest.fixture
+def actor(session):
+    return session.actor("tiny")
+
+
+@pytest.fixture
+def length_reward():
+    return lengths

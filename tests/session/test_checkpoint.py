@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.session_parts import parts_of
 from tests.session.fakes import session_over

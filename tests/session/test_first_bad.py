@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.core.arguments import Learning
 from hfsdk.core.batch import refs_of
 from hfsdk.core.column_spread import odd, spreads

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from tests.session.fakes import session_over
 from tests.session.test_training import TEXTS, OneCall
 

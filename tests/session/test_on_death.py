@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.on_death import is_death
 from hfsdk.session.session_parts import parts_of

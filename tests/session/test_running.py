@@ -11,6 +11,7 @@ import time
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from tests.session.fakes import interrupts_after
 from tests.session.test_training import TEXTS, OneCall, Step
 

@@ -22,6 +22,7 @@ from edited_saves import reseal, save_of
 from fakes import interrupts_after
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.core.rows import Rows
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom

@@ -14,6 +14,7 @@ import pytest
 from fakes import CPU2, session_over
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.assets import model_folder
 from hfsdk.core.batch import refs_of
 from hfsdk.core.cluster import ClusterSpec

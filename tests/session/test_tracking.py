@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.session.tracking import Tracking
 
 TEXTS = [f"review number {i}" for i in range(10)]

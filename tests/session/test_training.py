@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 import hfsdk as hf
+from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.algorithms import ppo
 from hfsdk.engine.calls import messages as m
 from hfsdk.session.session_parts import parts_of
