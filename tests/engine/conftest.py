@@ -2,7 +2,9 @@
 
 import pytest
 
-from hfsdk.engine.process import gpus
+pytest.register_assert_rewrite("trainer_harness", "trainer_laws", "whole_state")
+
+from hfsdk.engine.process import gpus  # noqa: E402
 
 
 @pytest.fixture

@@ -141,10 +141,11 @@ def write_references(folders, root, others=None, make_model=reference_model):
     return references, gradients
 
 
-def once_for_each_size(all_checks, layouts, root):
+def once_for_each_size(all_checks, layouts, root, *more):
     """Return ``look(layout, check)`` -> one entry per rank; the layouts of a world size run together, when first asked.
 
-    ``layouts`` is {layout: world size}, ``all_checks(rank, world_size, layouts, root)`` returns {layout: {check: what it found}}.
+    ``layouts`` is {layout: world size}; ``all_checks(rank, world_size, layouts, root, *more)`` returns
+    {layout: {check: what it found}}.
     """
     done = {}
 
@@ -152,7 +153,7 @@ def once_for_each_size(all_checks, layouts, root):
         size = layouts[layout]
         if size not in done:
             try:
-                done[size] = run(all_checks, size, [name for name, n in layouts.items() if n == size], root)
+                done[size] = run(all_checks, size, [name for name, n in layouts.items() if n == size], root, *more)
             except SpawnError as error:
                 done[size] = error
         if isinstance(done[size], SpawnError):
