@@ -1,4 +1,4 @@
-"""The one checker of arguments: what it takes, what it says, and that a call hardly costs."""
+"""The one checker of arguments: what it takes and what it says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pytest
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core.bounds import Refused
@@ -46,8 +47,8 @@ def refusal(**given: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "plain"),
+@each(
+    "name, value, plain",
     [
         ("count", np.int64(3), 3), ("count", np.array(3), 3), ("share", np.float32(0.5), 0.5), ("share", np.int32(2), 2),
         ("flag", np.True_, True), ("many", np.arange(3), [0, 1, 2]), ("many", (np.int8(1), 2), (1, 2)),
@@ -71,8 +72,8 @@ def test_numbers_of_torch_become_plain_python():
     assert call(many=torch.arange(2))[5] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
+@each(
+    "name, value, said",
     [
         ("count", True, "count must be a whole number; got count=True"),
         ("count", 1.0, "a whole number"), ("count", "3", "got count='3'"), ("count", 1 << 64, "at most 64 bits"),
@@ -86,7 +87,6 @@ def test_numbers_of_torch_become_plain_python():
         ("percent", 101, "a number from 0 to 100 or None; got percent=101"), ("percent", float("nan"), "from 0 to 100"),
         ("kind", "c", "'a' or 'b'"), ("extra", 1.5, "extra must be a whole number"),
     ],
-    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_what_is_taken(name, value, said):
     message = refusal(**{name: value})
@@ -103,17 +103,17 @@ def test_a_slice_is_of_whole_numbers():
         assert isinstance(take(wrong), Refused)
 
 
-@pytest.mark.parametrize("function", [lambda: 0, lambda a, b: 0, lambda *, a: 0])
+@each("function", [lambda: 0, lambda a, b: 0, lambda *, a: 0])
 def test_a_function_that_cannot_take_what_it_will_get_is_refused_before_it_is_called(function):
     @checked
     def train(stop: Callable[[dict[str, Any]], bool]) -> None:
         raise AssertionError
 
-    with pytest.raises(OptionError, match=r"^train: stop must be a function of 1 argument; got stop=<function"):
+    with refuses(OptionError, "train: stop", "a function of 1 argument", "stop=<function"):
         train(function)
 
 
-@pytest.mark.parametrize("function", [lambda a: 0, lambda *a: 0, lambda a, b=0: 0, print, max, dict, unittest.mock.Mock()])
+@each("function", [lambda a: 0, lambda *a: 0, lambda a, b=0: 0, print, max, dict, unittest.mock.Mock()])
 def test_a_function_that_can_take_it_or_does_not_say_is_taken(function):
     @checked
     def train(stop: Callable[[dict[str, Any]], bool]) -> Any:
@@ -124,7 +124,7 @@ def test_a_function_that_can_take_it_or_does_not_say_is_taken(function):
 
 def test_the_rest_is_checked_too():
     assert call(1, 2.0, "a", "b")[2] == ("a", "b")
-    with pytest.raises(OptionError, match="rest must be a text; got rest=3"):
+    with refuses(OptionError, "rest", "a text", "rest=3"):
         call(1, 2.0, "a", 3)
 
 
@@ -142,19 +142,17 @@ def test_unknown_and_too_many_arguments_are_refused_with_what_there_is():
         @checked
         def train(self, a: int, *, steps: int = 0, folder: str = "") -> None: ...
 
-    refused = [
-        (
-            lambda o: o.train(1, stepps=1),
-            r"^Owner\.train has no argument 'stepps'; did you mean 'steps'\? There are a, steps, folder",
-        ),
-        (lambda o: o.train(1, max_steps=1), r"has no argument 'max_steps'; hfsdk calls it steps: Owner\.train\(steps=\.\.\.\)"),
-        (lambda o: o.train(1, eval_dataset=[]), r"has no argument 'eval_dataset'; held-out prompts are measured by keep_best="),
-        (lambda o: o.train(1, callbacks=[]), r"has no argument 'callbacks'; stop=f is called with every step's row"),
-        (lambda o: o.train(1, 10), r"takes 1 argument by their place, and got 2; give the others by name: steps=\.\.\., folder="),
-    ]
-    for call_it, words in refused:
-        with pytest.raises(OptionError, match=words):
-            call_it(Owner())
+    owner = Owner()
+    with refuses(OptionError, "Owner.train", "'stepps'", "'steps'", "a, steps, folder"):
+        owner.train(1, stepps=1)
+    with refuses(OptionError, "'max_steps'", "Owner.train(steps=...)"):
+        owner.train(1, max_steps=1)
+    with refuses(OptionError, "'eval_dataset'", "keep_best="):
+        owner.train(1, eval_dataset=[])
+    with refuses(OptionError, "'callbacks'", "stop=f"):
+        owner.train(1, callbacks=[])
+    with refuses(OptionError, "takes 1 argument", "got 2", "steps=..., folder="):
+        owner.train(1, 10)
 
 
 def test_a_function_that_takes_any_names_takes_them():
@@ -165,19 +163,19 @@ def test_a_function_that_takes_any_names_takes_them():
     assert any_of(1, anything=2) == {"anything": 2}
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
+@each(
+    "make, named",
     [
-        (lambda: hf.AdamW(learning_rate=1e-5), r"AdamW has no option 'learning_rate'; hfsdk calls it lr: AdamW\(lr="),
-        (lambda: hf.AdamW(1e-5), r"AdamW takes its options by name: lr=\.\.\., betas="),
-        (lambda: hf.AdamW(warmup_ratio=0.1), r"warm-up is counted in steps: warmup_steps=10"),
-        (lambda: hf.Workload(batch_size=3), r"Workload has no option 'batch_size'; .*hf\.Workload\(prompts=32\)"),
-        (lambda: hf.Layout(tensor_parallel_size=2), r"hfsdk calls it tp: Layout\(tp="),
-        (lambda: hf.RolloutOptions(max_length=9), r"hfsdk calls it max_model_len"),
+        (lambda: hf.AdamW(learning_rate=1e-5), ["'learning_rate'", "AdamW(lr="]),
+        (lambda: hf.AdamW(1e-5), ["AdamW", "lr=..., betas="]),
+        (lambda: hf.AdamW(warmup_ratio=0.1), ["'warmup_ratio'", "warmup_steps=10"]),
+        (lambda: hf.Workload(batch_size=3), ["'batch_size'", "hf.Workload(prompts=32)"]),
+        (lambda: hf.Layout(tensor_parallel_size=2), ["'tensor_parallel_size'", "Layout(tp="]),
+        (lambda: hf.RolloutOptions(max_length=9), ["'max_length'", "max_model_len"]),
     ],
 )
-def test_fields_that_do_not_exist_are_refused_with_what_there_is(make, words):
-    with pytest.raises(OptionError, match=words):
+def test_fields_that_do_not_exist_are_refused_with_what_there_is(make, named):
+    with refuses(OptionError, *named):
         make()
 
 
@@ -196,14 +194,27 @@ def test_a_large_value_is_shown_in_one_short_line():
     long = "x" * 10**6
     big = [list(range(10**6)), dict.fromkeys(range(10), long), np.zeros((1000, 1000)), "\x1b[31m" * 10**5, 10**9999, Broken()]
     for value in [*big, [big], (Broken(),)]:
-        start = time.perf_counter()
         assert len(shown(value)) < 200
         assert shown(value).isprintable()
-        assert time.perf_counter() - start < 1
+
+
+def test_of_a_large_list_a_few_items_are_looked_at():
+    class Counts:
+        looked_at = 0
+
+        def __repr__(self) -> str:
+            Counts.looked_at += 1
+            return "one"
+
+    one = Counts()
+    for value in ([one] * 10**6, [[one] * 1000] * 1000, dict.fromkeys(Counts() for _ in range(10**4))):
+        Counts.looked_at = 0
+        shown(value)
+        assert 0 < Counts.looked_at < 30
 
 
 def test_a_text_beyond_a_stated_length_is_refused():
-    with pytest.raises(OptionError, match=f"at most {MOST_CHARACTERS:,} characters; got rest='xxx.* long"):
+    with refuses(OptionError, f"{MOST_CHARACTERS:,} characters", "rest='xxx", f"{MOST_CHARACTERS + 1:,} long"):
         call(1, 1.0, "x" * (MOST_CHARACTERS + 1))
 
 
@@ -230,9 +241,9 @@ def test_methods_class_methods_and_a_telling_error():
 
     assert Thing(2).grown(np.int64(3)) == 5
     assert Thing.of("abc").size == 3
-    with pytest.raises(OptionError, match=r"^Thing: size must be a whole number; got size='2'"):
+    with refuses(OptionError, "Thing: size", "a whole number", "size='2'"):
         Thing("2")
-    with pytest.raises(LayoutError, match=r"^Thing\.of: text must be a text"):
+    with refuses(LayoutError, "Thing.of: text", "text=3"):
         Thing.of(3)
 
 
@@ -246,8 +257,8 @@ def test_classes_imported_for_type_checkers_alone_are_known_by_name():
 
     look(pandas.DataFrame(), Table({}))
     look(None, "x", np.zeros(3))
-    for wrong in [(3, "x"), (None, 3), (None, "x", 3)]:
-        with pytest.raises(OptionError, match="must be"):
+    for wrong, named in [((3, "x"), "frame=3"), ((None, 3), "table=3"), ((None, "x", 3), "array=3")]:
+        with refuses(OptionError, "look", named):
             look(*wrong)
 
 
@@ -290,7 +301,7 @@ def test_fields_are_checked_by_their_declaration_and_made_plain():
     hash(options)
     wrongs: list[dict[str, Any]] = [{"lr": 0}, {"lr": "1"}, {"betas": (1,)}, {"betas": (1, "2")}]
     for wrong in [*wrongs, {"name": ""}, {"name": "x" * 201}, {"sizes": (1,) * 4}]:
-        with pytest.raises(OptionError, match=rf"^Options: {next(iter(wrong))}"):
+        with refuses(OptionError, f"Options: {next(iter(wrong))}"):
             Options(**wrong)
 
 
@@ -300,9 +311,15 @@ def test_a_refusal_inside_a_union_is_told_where_it_is():
     assert (taken.at, taken.value) == ("[1]", "2")
 
 
-def test_checking_costs_microseconds():
-    call(1)
-    start = time.perf_counter()
-    for _ in range(10_000):
-        call(1, 2.0, flag=True, percent=3.0)
-    assert time.perf_counter() - start < 2  # 0.05 s where nothing else runs
+def test_an_annotation_is_read_once_and_not_at_every_call(monkeypatch):
+    """Checking hardly costs: what a type takes is worked out at the first call."""
+
+    @checked
+    def taken_apart(number: Annotated[int, Within(1, 2)], path: str | Path | None = None) -> int:
+        return number
+
+    taken_apart(1)
+    made: list[object] = []
+    monkeypatch.setattr("hfsdk.core.checks.rule_of", made.append)
+    assert [taken_apart(number, "x") for number in (1, 2)] == [1, 2]
+    assert made == []

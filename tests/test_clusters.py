@@ -88,7 +88,7 @@ def run_script(script, folder, status=0):
     env = TWO_NODES | {"PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(folder)}
     done = subprocess.run(
         ["bash", script, "train.py", "--steps", "3"],
-        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL,
+        cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     return done.returncode, calls.read_text().splitlines()
 

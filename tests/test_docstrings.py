@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 
-import pytest
+from expect import each
 
 import hfsdk as hf
 import hfsdk.models as models
@@ -33,19 +33,19 @@ def unexplained(parameters, text):
     return [name for name in parameters if name != "self" and not re.search(rf"(?<![\w.]){name}\b", text)]
 
 
-@pytest.mark.parametrize("name", CONSTRUCTED)
+@each("name", CONSTRUCTED)
 def test_every_argument_of_a_constructor_is_explained(name):
     cls = getattr(hf, name)
     text = (cls.__doc__ or "") + ("" if dataclasses.is_dataclass(cls) else cls.__init__.__doc__ or "")
     assert unexplained(inspect.signature(cls).parameters, text) == []
 
 
-@pytest.mark.parametrize(("cls", "name", "method"), METHODS, ids=[f"{cls}.{name}" for cls, name, _ in METHODS])
+@each("cls, name, method", METHODS)
 def test_every_argument_of_a_method_is_explained(cls, name, method):
     assert unexplained(inspect.signature(method).parameters, method.__doc__ or "") == []
 
 
-@pytest.mark.parametrize("cls", [hf.PPO, hf.DPO, hf.SafeRLHF, hf.AdamW, hf.Workload, hf.RolloutOptions, hf.Layout])
+@each("cls", [hf.PPO, hf.DPO, hf.SafeRLHF, hf.AdamW, hf.Workload, hf.RolloutOptions, hf.Layout])
 def test_every_option_has_a_line_with_its_default(cls):
     for field in dataclasses.fields(cls):
         lines = [line for line in cls.__doc__.splitlines() if line.startswith(f"        {field.name}: ")]

@@ -1,10 +1,10 @@
 """What the doctor makes of what a GPU machine shows."""
 
+import subprocess
 from dataclasses import replace
 
-import pytest
+from expect import each
 
-from hfsdk.doctor import doctor_gpus
 from hfsdk.doctor.doctor_gpus import Facts, Gpu, judge, parse_smi
 from hfsdk.doctor.machine import MISSING, Report, doctor
 from hfsdk.engine.process import gpus
@@ -24,8 +24,8 @@ def test_a_good_machine_lacks_nothing():
     assert "84.0 GB free" in next(found.text for found in judge(GOOD) if found.name == "GPU 0")
 
 
-@pytest.mark.parametrize(
-    ("change", "name", "says"),
+@each(
+    "change, name, says",
     [
         ({"gpus": ()}, "GPUs", "nvidia-smi lists no GPU"),
         ({"torch": "2.13.0+cpu", "torch_sees": 0}, "torch's build", "2.13.0+cpu is for processors; make setup CUDA=1"),
@@ -53,8 +53,8 @@ def test_a_gpu_that_another_process_fills_is_said():
     assert "another process" in judge(full)[0].text
 
 
-@pytest.mark.parametrize(
-    ("text", "num", "driver"),
+@each(
+    "text, num, driver",
     [
         ("0, NVIDIA H200, 143771, 143000, 575.57.08\n1, NVIDIA H200, 143771, 5, 575.57.08\n", 2, "575.57.08"),
         ("0, GPU of a hypervisor, [N/A], [N/A], 550.1\n", 1, "550.1"),
@@ -72,7 +72,11 @@ def test_on_a_machine_with_a_driver_the_doctor_looks_and_tells(monkeypatch, tmp_
     (tmp_path / "version").write_text("NVRM")
     monkeypatch.setattr(gpus, "DRIVER_FILE", tmp_path / "version")
     listed = "0, NVIDIA H100, 81559, 80000, 580.95.05"
-    monkeypatch.setattr(doctor_gpus, "_output", lambda command: listed if command[0] == "nvidia-smi" else "0")
+
+    def run(command, **options):
+        return subprocess.CompletedProcess(command, 0, listed if command[0] == "nvidia-smi" else "0")
+
+    monkeypatch.setattr(subprocess, "run", run)
     report = doctor()
     assert "NVIDIA H100, 85.5 GB, 83.9 GB free" in repr(report)
     assert not report.can_run, "torch sees none"

@@ -7,6 +7,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from expect import each
 
 from hfsdk.core.files import existing_parent, why_unwritten
 
@@ -32,7 +33,7 @@ def wrapped(error):
         return outer
 
 
-@pytest.mark.parametrize(
+@each(
     "error",
     [
         RuntimeError(TORCH), TORCH, f"RuntimeError: {TORCH}", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
@@ -48,13 +49,13 @@ def test_a_full_disk_is_called_so_and_says_what_to_do(tmp_path, free, error):
     assert "enforce fail" not in words
 
 
-@pytest.mark.parametrize("error", [RuntimeError(TORCH), TORCH])
+@each("error", [RuntimeError(TORCH), TORCH])
 def test_with_room_on_the_disk_a_file_that_ended_early_is_called_so(tmp_path, free, error):
     free(10**9)
     assert why_unwritten(tmp_path, error) == "a file could not be written to its end"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EFBIG, "File too large"), wrapped(OSError(errno.EFBIG, "File too large"))])
+@each("error", [OSError(errno.EFBIG, "File too large"), wrapped(OSError(errno.EFBIG, "File too large"))])
 def test_other_refusals_keep_their_words(tmp_path, free, error):
     free(10**9)
     assert why_unwritten(tmp_path, error) == "File too large"

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-import pytest
+from expect import each
 
 import hfsdk as hf
 from hfsdk.core.columns import COLUMNS
@@ -38,7 +38,7 @@ def exists(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("term", ENTRIES)
+@each("term", ENTRIES)
 def test_what_an_entry_names_in_hfsdk_exists(term):
     text = ENTRIES[term]
     if text.startswith("See ["):
@@ -58,7 +58,7 @@ def test_entries_are_in_alphabetical_order():
     assert [*ENTRIES] == sorted(ENTRIES, key=str.casefold)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/glossary.md", "docs/beside.md", "docs/looking.md", "docs/recipes.md"])
+@each("page", ["README.md", "docs/glossary.md", "docs/beside.md", "docs/looking.md", "docs/recipes.md"])
 def test_links_to_entries_resolve(page):
     text = (ROOT / page).read_text()
     wanted = re.findall(r"glossary\.md#([\w-]+)\)", text) + (re.findall(r"\]\(#([\w-]+)\)", text) if "glossary" in page else [])

@@ -6,13 +6,14 @@ import itertools
 from pathlib import Path
 
 import pytest
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core.learning_rates import RATES, WARMUP_STEPS, WORDS, suggested_rate, what_is_learned
 from hfsdk.core.spec import PRESETS
 
 
-@pytest.mark.parametrize("learns", RATES)
+@each("learns", RATES)
 def test_larger_models_take_smaller_steps_and_every_row_has_a_source(learns):
     rows = RATES[learns]
     for smaller, larger in itertools.pairwise(rows):
@@ -23,7 +24,7 @@ def test_larger_models_take_smaller_steps_and_every_row_has_a_source(learns):
     assert WORDS[learns]
 
 
-@pytest.mark.parametrize(("name", "lr"), [("llama-7b", 1e-6), ("llama-70b", 1e-7)])
+@each("name, lr", [("llama-7b", 1e-6), ("llama-70b", 1e-7)])
 def test_presets_train_as_papers_do(name, lr):
     assert suggested_rate(PRESETS[name].num_parameters(), "policy").lr == lr
 
@@ -48,12 +49,12 @@ def test_a_short_schedule_warms_up_for_half_of_it_at_most():
 
 
 def test_without_a_model_there_is_no_rate():
-    with pytest.raises(hf.OptionError, match="for_model"):
+    with refuses(hf.OptionError, "for_model"):
         hf.AdamW().lr_at(0)
 
 
-@pytest.mark.parametrize(
-    ("loss", "kind", "learns"),
+@each(
+    "loss, kind, learns",
     [
         (hf.PPO().policy_loss, "actor", "policy"),
         (hf.GRPO().policy_loss, "actor", "policy"),

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from expect import each
 
 ROOT = Path(__file__).parents[1]
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))
@@ -24,7 +25,7 @@ def check_locks():
     return module
 
 
-@pytest.mark.parametrize("path", [*LOCKS, ROOT / "requirements" / "torch-cpu.txt"], ids=lambda path: path.name)
+@each("path", [*LOCKS, ROOT / "requirements" / "torch-cpu.txt"])
 def test_every_line_of_a_lock_is_pinned_and_has_a_hash(check_locks, path):
     entries = check_locks.pins(path.read_text())
     assert entries
@@ -37,7 +38,7 @@ def test_there_is_a_lock_for_every_list():
     assert {path.stem for path in LOCKS} >= {"cuda-py311", "cuda-py312"}
 
 
-@pytest.mark.parametrize("python", ["311", "312"])
+@each("python", ["311", "312"])
 def test_the_cuda_locks_have_one_owner_of_cudas_bindings_and_vllms_setuptools(check_locks, python):
     """With cuda-python 12, two wheels owned 28 files; vLLM wants setuptools below 81 on Python 3.12."""
     entries = check_locks.pins((ROOT / "requirements" / f"cuda-py{python}.lock").read_text())
@@ -70,7 +71,7 @@ def test_setup_refuses_another_word(tmp_path):
     assert "CUDA is 0 or 1; got CUDA=yes" in done.stderr
 
 
-@pytest.mark.parametrize("line", ["numpy", "numpy==2.4.6", f"numpy>=2 --hash=sha256:{'0' * 64}", "numpy==2.4.6 --hash=sha256:abc"])
+@each("line", ["numpy", "numpy==2.4.6", f"numpy>=2 --hash=sha256:{'0' * 64}", "numpy==2.4.6 --hash=sha256:abc"])
 def test_a_loose_line_is_noticed(check_locks, line):
     assert len(check_locks.loose(check_locks.pins(f"# a comment\ntqdm==4.70.1 \\\n    --hash=sha256:{'1' * 64}\n{line}\n"))) == 1
 

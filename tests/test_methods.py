@@ -6,7 +6,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
+from expect import each, refuses
 
 from hfsdk.core import methods
 from hfsdk.core.arguments import Arguments, Scoring
@@ -26,7 +26,7 @@ def test_the_page_of_methods_is_printed_from_their_declarations():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=str)
+@each("method", METHODS.values())
 def test_a_method_names_columns_and_arguments_that_exist(method):
     assert {*method.reads, *method.reads_if_there, *method.writes} - {"*"} <= set(COLUMNS)
     assert issubclass(method.arguments, Arguments)
@@ -41,7 +41,7 @@ def test_every_declared_call_is_known_by_its_name():
 
 
 def test_a_call_that_nobody_declared_is_refused_with_the_nearest():
-    with pytest.raises(OptionError, match=r"no call 'compute_value'; did you mean 'compute_values'"):
+    with refuses(OptionError, "'compute_value'", "'compute_values'"):
         method_of("compute_value")
 
 
@@ -88,8 +88,8 @@ def test_an_update_brings_what_is_offloaded_but_adamw_s_state_where_that_comes_f
     assert onloads("generate", role) == ()
 
 
-@pytest.mark.parametrize(
-    ("method", "column", "expected"),
+@each(
+    "method, column, expected",
     [
         ("generate", "response", True), ("generate", "group", False), ("compute_log_probs", "anything", True),
         ("compute_scores", "scores", False), ("compute_scores", "token_scores", True), ("compute_costs", "token_costs", True),

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from expect import each
 
 ROOT = Path(__file__).parents[1]
 ENGINES = ("ray", "worker", "training", "generation", "weights")
@@ -117,8 +118,8 @@ def test_every_text_that_is_read_or_written_is_utf_8():
     assert told([(name, use) for name, tree in files(engines=True) for use in without_encoding(tree)]) == []
 
 
-@pytest.mark.parametrize(
-    ("code", "noticed"),
+@each(
+    "code, noticed",
     [
         ("import fcntl", True), ("def f():\n    from pwd import getpwuid", True), ("import os\nos.geteuid()", True),
         ("from signal import SIGKILL", True), ("import os\nos.getpid()", False),
@@ -130,8 +131,8 @@ def test_the_check_of_posix_notices(code, noticed):
     assert bool(list(posix_uses(ast.parse(code)))) is noticed
 
 
-@pytest.mark.parametrize(
-    ("code", "noticed"),
+@each(
+    "code, noticed",
     [
         ("open(p)", True), ("p.open('w')", True), ("open(p, 'rb')", False), ("p.open('ab')", False), ("p.read_text()", True),
         ("p.write_text(x)", True), ("p.read_text(encoding='utf-8')", False), ("os.open(p, 0)", False),

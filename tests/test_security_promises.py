@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
+from expect import each
 
 ROOT = Path(__file__).parents[1]
 ROW = re.compile(r"^\| (?P<promise>[^|]+) \| (?P<tests>[^|]+) \|$", re.MULTILINE)
@@ -30,7 +30,7 @@ def test_there_are_promises():
     assert len(promises()) >= 15
 
 
-@pytest.mark.parametrize(("promise", "tests"), promises(), ids=lambda value: value[:50] if isinstance(value, str) else "")
+@each("promise, tests", promises())
 def test_each_promise_names_tests_that_exist(promise, tests):
     assert tests, promise
     for test in tests:

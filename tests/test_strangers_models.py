@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expect import refuses
 
 import hfsdk
 from hfsdk.assets import model_folder
@@ -21,6 +22,8 @@ NAMED = {
     "config.json": {"AutoConfig": "own_code.Config", "AutoModelForCausalLM": "own_code.Model"},
     "tokenizer_config.json": {"AutoTokenizer": [None, "own_code.Tokenizer"]},
 }
+
+LOADERS = ("from_pretrained", "EngineArgs")
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def change(path, **fields):
 def test_a_tokenizer_that_is_code_is_refused_and_not_run(stranger, files):
     folder = stranger("StrangersTokenizer", *files)
     for use in (lambda: load_tokenizer(folder), lambda: FolderTokenizer(folder).encode("one")):
-        with pytest.raises(UnsupportedModelError, match=r"auto_map in tokenizer_config\.json.*runs no code of a model folder"):
+        with refuses(UnsupportedModelError, "auto_map", "tokenizer_config.json", "runs no code"):
             use()
     assert not (folder / "canary").exists()
 
@@ -78,8 +81,10 @@ def test_every_loader_in_the_package_says_that_it_trusts_no_code():
     loaders = []
     for path in Path(hfsdk.__file__).parent.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
+        if not any(loader in text for loader in LOADERS):
+            continue
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        asked = [call for call in calls if ast.unparse(call.func).split(".")[-1] in ("from_pretrained", "EngineArgs")]
+        asked = [call for call in calls if ast.unparse(call.func).split(".")[-1] in LOADERS]
         loaders += asked
         said = "trust_remote_code=False" in text or '"trust_remote_code": False' in text
         assert said or not asked, f"{path} loads with transformers or vLLM and does not say trust_remote_code=False"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
+from expect import each
 
 import hfsdk as hf
 from hfsdk.core.table import Table
@@ -47,7 +47,7 @@ NOUNS = {
 }
 
 
-@pytest.mark.parametrize("name", NOUNS)
+@each("name", NOUNS)
 def test_what_is_printed_of_a_noun_gives_a_terminal_no_orders(name):
     text = NOUNS[name]()
     assert text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core.trace import Span, Trace
@@ -62,13 +63,10 @@ def test_a_guess_is_scored_by_call_or_method():
     assert found.other_source == "guess"
 
 
-@pytest.mark.parametrize(
-    "guess", [{}, {"genrate": 1.0}, {"generate": -1.0}, {"generate": float("nan")}, {"generate": "1"}, 3.0, None]
-)
+@each("guess", [{}, {"genrate": 1.0}, {"generate": -1.0}, {"generate": float("nan")}, {"generate": "1"}, 3.0, None])
 def test_bad_guesses_say_what_ran(guess):
-    with pytest.raises(hf.HfsdkError) as caught:
+    with refuses(hf.HfsdkError, *(["genrate", "actor.generate"] if guess == {"genrate": 1.0} else [])):
         step().compare(guess)
-    assert "genrate" not in str(guess) or "actor.generate" in str(caught.value)
 
 
 def test_a_drain_is_laid_at_its_spans_end():
@@ -94,7 +92,7 @@ def test_something_else_is_refused_whatever_it_raises_when_it_is_asked():
             raise RuntimeError(name)
 
     for nothing in (RaisesAtEveryQuestion(), Trace, 3):
-        with pytest.raises(hf.OptionError, match="compare takes a trace or a guess"):
+        with refuses(hf.OptionError, "compare", "a trace or a guess"):
             step().compare(nothing)
-        with pytest.raises(hf.OptionError, match="give a trace"):
+        with refuses(hf.OptionError, "a trace"):
             timelines_view({"a": nothing})
