@@ -36,7 +36,7 @@ import numpy as np
 from hfsdk.core.arguments import Folder
 from hfsdk.core.builtin import Method
 from hfsdk.core.checks import is_whole
-from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
+from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError, SessionClosedError
 from hfsdk.core.files import INDEX, SAVE, FileSum, check_files, is_ours, why_unwritten, write_file
 from hfsdk.core.methods import LOAD_STATE, SAVE_STATE
 from hfsdk.core.pending import Awaited
@@ -233,7 +233,7 @@ class Saving(Awaited):
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         if not self._session.context.client.closed:
-            self._session.context.client.settle(self._calls)  # until then ranks may write
+            _settle(self._session.context.client, self._calls)  # until then ranks may write
 
     def _complete(self) -> None:
         client = self._session.context.client
@@ -360,7 +360,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
         _submit(session, trained, LOAD_STATE, Folder(folder=str(save.folder), checked=True), calls)
         results = _results(session, trained, calls)
     except (HfsdkError, KeyboardInterrupt):
-        client.settle(calls)
+        _settle(client, calls)
         done = [h.name for h, call in zip(trained, calls, strict=False) if client.state(call) == "done"]
         if done:
             notice(f"{', '.join(done)} came from {save.folder} before loading ended: load it again, or another, or rewind")
@@ -437,6 +437,13 @@ def _results(session: Saveable, handles: list[ModelHandle], calls: list[int]) ->
     """Wait for such calls and return what each role answered."""
     session.context.client.wait(calls, None)
     return {handle.name: session.context.client.result(call) for handle, call in zip(handles, calls, strict=True)}
+
+
+def _settle(client: ControllerClient, calls: list[int]) -> None:
+    """Wait until such calls are over; the first failure is told by who saves or loads, and those of other roles no later."""
+    client.settle(calls)
+    with contextlib.suppress(SessionClosedError):
+        client.send(m.Overlook(tuple(calls)))
 
 
 def _updates(result: Any) -> int:

@@ -123,13 +123,20 @@ def measured(result):
     return {**result, **LEARNED} if isinstance(result, SimulatedRow) else result
 
 
-def waits():
-    """Whether the main thread waits for calls, or for cancelled ones to stop: an interrupt now falls into that."""
+def waits(*functions):
+    """Whether the main thread is blocked in one of these: by default where it waits for calls, or for cancelled ones to stop."""
+    codes = [function.__code__ for function in functions or (ControllerClient.wait, ControllerClient.settle)]
     frame = sys._current_frames()[threading.main_thread().ident]
     blocked = frame.f_code.co_name in ("wait", "settle")
-    while frame is not None and frame.f_code not in (ControllerClient.wait.__code__, ControllerClient.settle.__code__):
+    while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return blocked and frame is not None
+
+
+def learn(model, num_updates):
+    """Take so many optimizer steps: how much a state has learned tells it from others."""
+    for _ in range(num_updates):
+        model.step()
 
 
 def lengths(prompts, completions, **columns):

@@ -1,4 +1,4 @@
-"""Saving and loading over a fake controller: all or nothing, and clear about what does not fit."""
+"""Saving and loading over the scripted runtime: all or nothing, and clear about what does not fit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
+from expect import refuses, until
 
 import hfsdk as hf
-from tests.session.fakes import actor, controller, session  # noqa
-from hfsdk.engine.calls import messages as m
-from hfsdk.session.session_parts import parts_of
-from tests.session.fakes import session_over
-
-TEXTS = [f"review number {i}" for i in range(10)]
+from hfsdk.session.checkpoint import Saving
+from tests.session.scripted import ScriptedRuntime, learn, waits
+from tests.session.test_training import TEXTS, OneCall
 
 
 def prepared(session):
@@ -28,74 +25,98 @@ def prepared(session):
     return session.prompts(TEXTS, batch_size=3, seed=0)
 
 
-def test_everything_comes_back(session, controller, tmp_path):
-    prompts = prepared(session)
-    next(prompts), next(prompts)
-    controller.updates["actor"] = 5
-    session.record({"step": 0, "score_mean": 0.25})
-    parts_of(session).context.counters.next("steps")
-    session.save(tmp_path / "save")
-    assert sorted(p.name for p in (tmp_path / "save").iterdir()) == ["session.json", "state-1"]
+@pytest.fixture
+def other():
+    """A session in another kernel, of another seed."""
+    with hf.Session(runtime=ScriptedRuntime(), seed=9) as other:
+        yield other
 
-    other = session_over(type(controller)(), session.cluster, seed=9)
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_everything_comes_back(session, other, tmp_path, length_reward):
+    prompts = prepared(session)
+    session.reward(length_reward)
+    session.train(OneCall(), prompts, steps=2)
+    learn(session.models.actor, 5)
+    session.save(tmp_path / "save")
+    assert names(tmp_path / "save") == ["session.json", "state-1"]
+
     streams = prepared(other)
+    other.reward(length_reward)
     other.load(tmp_path / "save")
     assert other.seed == 0
     assert streams.position == 2
-    assert other.history["score_mean"].tolist() == [0.25]
-    assert parts_of(other).context.counters.next("steps") == 1
+    assert [dict(row) for row in other.history] == [dict(row) for row in session.history]
     assert other.models.actor.version == 5
+    assert other.train(OneCall(), streams, steps=1).history["step"].tolist() == [2]
     later = other.prompts(TEXTS, batch_size=3, seed=0)  # made again in a cell: it starts over
     assert later.position == 0
-    other.close()
 
 
-def test_streams_made_after_loading_get_their_place_too(session, controller, tmp_path):
+def test_streams_made_after_loading_get_their_place_too(session, other, tmp_path):
     next(prepared(session))
     session.save(tmp_path)
-    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny")
     other.critic("tiny")
     other.load(tmp_path)
     assert other.prompts(TEXTS, batch_size=3).position == 1
     assert other.prompts(TEXTS, batch_size=5).position == 0  # another stream
-    other.close()
 
 
-def test_a_later_save_replaces_the_earlier_one(session, controller, tmp_path):
+def test_a_later_save_replaces_the_earlier_one(session, tmp_path):
     prepared(session)
     for _ in range(3):
         session.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-3"]
-    assert controller.sent(m.Recover)[-1].folder.endswith("state-3")
+    assert names(tmp_path) == ["session.json", "state-3"]
+
+
+def test_a_role_whose_worker_ends_comes_back_from_its_last_save(session, tmp_path, runtime):
+    """And not from an earlier one, or from its first weights."""
+    prepared(session)
+    learn(session.models.actor, 2)
+    session.save(tmp_path)
+    learn(session.models.actor, 1)
+    session.save(tmp_path)
+    learn(session.models.actor, 4)
+    runtime.failing["generate"] = hf.WorkerDiedError("killed", role="actor", rank=0)
+    with pytest.raises(hf.WorkerDiedError):
+        session.models.actor.generate("Hello").wait()
+    runtime.failing.clear()
+    session.models.actor.generate("Hello").wait()
+    assert session.models.actor.version == 3
 
 
 @pytest.mark.parametrize("kind", ["error", "interrupt"])
-def test_a_save_that_does_not_finish_leaves_the_last_one(session, controller, tmp_path, kind):
+def test_a_save_that_does_not_finish_leaves_the_last_one(session, runtime, tmp_path, kind, keyboard):
     prepared(session)
-    controller.updates["actor"] = 1
+    actor = session.models.actor
+    learn(actor, 1)
     session.save(tmp_path)
-    controller.updates["actor"] = 2
+    learn(actor, 1)
     if kind == "error":
-        controller.failing["save_state"] = hf.CallError("disk full", role="actor")
+        runtime.failing["save_state"] = hf.CallError("disk full", role="actor")
     else:
-        controller.held.add("save_state")
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        runtime.hold("save_state")
+        before = len(runtime.sent("save_state"))
+        keyboard(lambda: waits() and len(runtime.sent("save_state")) > before)
     with pytest.raises(hf.CallError if kind == "error" else KeyboardInterrupt):
         session.save(tmp_path)
-    controller.failing.clear()
-    controller.held.clear()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
-    session.load(tmp_path)
-    assert controller.updates["actor"] == 1
+    runtime.failing.clear()
+    runtime.let_go()
+    assert names(tmp_path) == ["session.json", "state-1"]
+    session.load(tmp_path)  # the failures of the other roles' calls are told with the first
+    assert actor.version == 1
 
 
-def test_a_kill_before_the_last_moment_leaves_the_last_one(session, controller, tmp_path, monkeypatch):
+def test_a_kill_before_the_last_moment_leaves_the_last_one(session, tmp_path, monkeypatch):
     prepared(session)
-    controller.updates["actor"] = 1
+    actor = session.models.actor
+    learn(actor, 1)
     session.save(tmp_path)
-    controller.updates["actor"] = 2
+    learn(actor, 1)
     replace = os.replace
 
     def killed(source, target):
@@ -104,13 +125,13 @@ def test_a_kill_before_the_last_moment_leaves_the_last_one(session, controller, 
         replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hfsdk.session.checkpoint.os.replace", killed)
+        patch.setattr(os, "replace", killed)
         with pytest.raises(SystemExit):
             session.save(tmp_path)
     session.load(tmp_path)
-    assert controller.updates["actor"] == 1
+    assert actor.version == 1
     session.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"]
+    assert names(tmp_path) == ["session.json", "state-2"]
 
 
 def saved(session, tmp_path):
@@ -119,168 +140,169 @@ def saved(session, tmp_path):
     return tmp_path
 
 
-def test_no_checkpoint(session, tmp_path):
+def test_where_there_is_no_checkpoint_its_absence_is_told(session, tmp_path):
     prepared(session)
-    with pytest.raises(hf.CheckpointError, match="holds no checkpoint"):
-        session.load(tmp_path)
-    with pytest.raises(hf.CheckpointError, match="holds no checkpoint"):
-        session.load(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refuses(hf.CheckpointError, "no checkpoint", folder):
+            session.load(folder)
     (tmp_path / "state-1.partial").mkdir()
-    with pytest.raises(hf.CheckpointError, match="an unfinished save"):
+    with refuses(hf.CheckpointError, "unfinished", tmp_path):
         session.load(tmp_path)
 
 
-def test_incomplete_damaged_and_foreign(session, tmp_path):
+def test_incomplete_damaged_and_foreign_saves_are_told_apart(session, tmp_path):
     folder = saved(session, tmp_path)
-    file = folder / "state-1" / "critic" / "rank0.pt"
-    content = file.read_text()
-    file.write_text("longer than before")
-    with pytest.raises(hf.CheckpointError, match=r"damaged: .*state-1/critic/rank0.pt has 18 bytes, 1 were saved"):
+    file = folder / "state-1" / "critic" / "simulated.json"
+    content, size = file.read_text(), file.stat().st_size
+    file.write_text("longer than " + content)
+    with refuses(hf.CheckpointError, "damaged", file, f"{size + 12} bytes", f"{size} were saved"):
         session.load(folder)
     file.unlink()
-    with pytest.raises(hf.CheckpointError, match=r"incomplete: .*state-1/critic/rank0.pt is missing"):
+    with refuses(hf.CheckpointError, "incomplete", file, "missing"):
         session.load(folder)
-    file.write_text("7")
-    with pytest.raises(hf.CheckpointError, match=r"damaged: .*state-1/critic/rank0.pt has other content than was saved"):
+    file.write_text(content.replace("0", "7"))
+    with refuses(hf.CheckpointError, "damaged", file, "content"):
         session.load(folder)
     file.write_text(content)
     session.load(folder)
     index = json.loads((folder / "session.json").read_text())
     (folder / "session.json").write_text(json.dumps({**index, "format": 99}))
-    with pytest.raises(hf.CheckpointError, match="format 99"):
+    with refuses(hf.CheckpointError, "format 99"):
         session.load(folder)
     (folder / "session.json").write_text("{")
-    with pytest.raises(hf.CheckpointError, match="damaged"):
+    with refuses(hf.CheckpointError, "damaged"):
         session.load(folder)
 
 
 @pytest.mark.parametrize(
-    ("actor", "words"),
+    ("actor", "named"),
     [
-        ({"dtype": "bf16"}, "dtype 'fp32'; the session has 'bf16'"),
-        ({"model": "smollm2-135m-instruct"}, "model 'tiny'; the session has 'smollm2-135m-instruct' .*num_layers 4 -> 30"),
+        ({"dtype": "bf16"}, ["'fp32'", "'bf16'"]),
+        ({"model": "smollm2-135m-instruct"}, ["'tiny'", "'smollm2-135m-instruct'", "num_layers 4 -> 30"]),
     ],
 )
-def test_other_roles(session, controller, tmp_path, actor, words):
+def test_a_save_of_another_model_is_refused(session, other, tmp_path, actor, named):
     folder = saved(session, tmp_path)
-    other = session_over(type(controller)(), session.cluster.with_memory(10**11))
     other.actor(**{"model": "tiny", **actor})
     other.critic("tiny")
-    with pytest.raises(hf.CheckpointError, match=words):
+    with refuses(hf.CheckpointError, *named):
         other.load(folder)
-    other.close()
 
 
-def test_another_layout_is_welcome(session, controller, tmp_path):
+def test_another_layout_is_welcome(session, other, tmp_path):
     folder = saved(session, tmp_path)
-    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny", train="tp2")
     other.critic("tiny", train="pp2")
     other.load(folder)
-    other.close()
 
 
-def test_missing_and_extra_roles(session, controller, tmp_path):
+def test_missing_and_extra_roles_are_named(session, other, tmp_path):
     folder = saved(session, tmp_path)
-    other = session_over(type(controller)(), session.cluster)
     other.actor("tiny")
-    with pytest.raises(hf.CheckpointError, match="has critic, which the session does not; declare critic first"):
+    with refuses(hf.CheckpointError, "declare critic"):
         other.load(folder)
     other.critic("tiny")
     other.critic("tiny", name="second")
-    with pytest.raises(hf.CheckpointError, match="has no second; it has actor, critic"):
+    with refuses(hf.CheckpointError, "no second", "actor, critic"):
         other.load(folder)
-    other.close()
 
 
-def test_where_nothing_can_be_written(session, tmp_path):
+def test_where_nothing_can_be_written_the_folder_is_named(session, tmp_path):
     prepared(session)
     (tmp_path / "file").write_text("")
-    with pytest.raises(hf.CheckpointError, match="cannot save to"):
+    with refuses(hf.CheckpointError, tmp_path / "file"):
         session.save(tmp_path / "file")
 
 
 # -- in the background
 
 
-def test_a_save_in_the_background(session, controller, tmp_path):
-    """It holds the state of its moment; what comes after it waits only where it must."""
+def test_a_save_in_the_background_holds_the_state_of_its_moment(session, other, runtime, tmp_path):
+    """What comes after it waits only where it must."""
     prompts = prepared(session)
     next(prompts)
-    controller.updates["actor"] = 5
-    session.record({"step": 0})
-    controller.held.add("saved")
+    actor = session.models.actor
+    learn(actor, 5)
+    runtime.hold("saved")
     saving = session.save(tmp_path, wait=False)
     assert not saving.done
     assert repr(saving) == f"<saving: {tmp_path}>"
-    with pytest.raises(TimeoutError, match=r"is not complete after 0.05 s; it goes on"):
+    with refuses(TimeoutError, "0.05 s"):
         saving.wait(0.05)
     next(prompts)
-    controller.updates["actor"] = 6
-    session.record({"step": 1})
+    learn(actor, 1)
     assert not (tmp_path / "session.json").exists()
-    with pytest.raises(hf.CheckpointError, match="an unfinished save"):
-        session_over(controller, session.cluster).load(tmp_path)
+    prepared(other)
+    with refuses(hf.CheckpointError, "unfinished"):
+        other.load(tmp_path)
 
     async def look():
         return await saving
 
-    controller.held.clear()
+    runtime.let_go()
     assert asyncio.run(look()) is saving
     assert saving.done
     assert repr(saving) == f"<saved: {tmp_path}>"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
-    assert {(x.role, x.num_updates) for x in controller.sent(m.Recover)} == {("actor", 5), ("critic", 0)}
+    assert names(tmp_path) == ["session.json", "state-1"]
     session.load(tmp_path)
     assert prompts.position == 1
-    assert len(session.history) == 1
-    assert controller.updates["actor"] == 5
+    assert len(session.history) == 5
+    assert actor.version == 5
 
 
 @pytest.mark.parametrize("then", ["save", "save in the background", "load", "place", "release", "close"])
-def test_what_waits_for_a_save_in_the_background(session, controller, tmp_path, then):
+def test_what_comes_next_waits_for_a_save_in_the_background(session, runtime, tmp_path, then):
     prepared(session)
-    controller.held.add("saved")
+    runtime.hold("saved")
     saving = session.save(tmp_path / "a", wait=False)
-    threading.Timer(0.3, controller.held.clear).start()
-    {
+    over = threading.Event()
+
+    def let_go():
+        until("the next call waits", lambda: over.is_set() or waits(Saving.wait, Saving.settle))
+        runtime.let_go()
+
+    acts = {
         "save": lambda: session.save(tmp_path / "b"), "save in the background": lambda: session.save(tmp_path / "b", wait=False),
         "load": lambda: session.load(tmp_path / "a"), "place": lambda: session.place("split"),
         "release": session.models.critic.release, "close": session.close,
-    }[then]()  # fmt: skip
-    assert saving.done
+    }  # fmt: skip
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    acts[then]()
+    done = saving.done
+    over.set()
+    thread.join(60)
+    assert done
     saving.wait()
     assert (tmp_path / "a" / "session.json").exists()
 
 
-def test_a_failure_in_the_background_is_not_lost(session, controller, tmp_path):
+def test_a_failure_in_the_background_is_not_lost(session, runtime, tmp_path):
     prepared(session)
     session.save(tmp_path)
-    controller.failing["saved"] = hf.CheckpointError("cannot save: the disk is full")
+    runtime.failing["saved"] = hf.CheckpointError("cannot save: the disk is full")
     saving = session.save(tmp_path, wait=False)
-    saving.settle()
-    assert repr(saving) == f"<failed: {tmp_path}>"
-    controller.failing.clear()
-    with pytest.raises(hf.CheckpointError, match="the disk is full"):
+    until("the save has failed", lambda: repr(saving) == f"<failed: {tmp_path}>")
+    runtime.failing.clear()
+    with refuses(hf.CheckpointError, "the disk is full"):
         session.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-1"]
+    assert names(tmp_path) == ["session.json", "state-1"]
     session.save(tmp_path)  # it was told once
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"]
+    assert names(tmp_path) == ["session.json", "state-2"]
 
 
 KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
+import os, signal
 import hfsdk as hf
-from fakes import CPU2, FakeController, session_over
-controller = FakeController()
-session = session_over(controller, CPU2)
+from tests.session.scripted import ScriptedRuntime, learn
+runtime = ScriptedRuntime()
+session = hf.Session(runtime=runtime)
 session.actor("tiny"), session.critic("tiny")
-controller.updates["actor"] = 1
+learn(session.models.actor, 1)
 session.save({folder!r})
-controller.updates["actor"] = 2
+learn(session.models.actor, 1)
 if {when!r} == "writing":
-    controller.held.add("saved")
+    runtime.hold("saved")
     session.save({folder!r}, wait=False)
 else:
     replace = os.replace
@@ -291,14 +313,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("when", ["writing", "before the index"])
-def test_a_killed_process_leaves_the_last_complete_save(session, controller, tmp_path, when):
-    code = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), when=when)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+def test_a_killed_process_leaves_the_last_complete_save(session, tmp_path, when, pytestconfig):
+    code = KILLED.format(folder=str(tmp_path), when=when)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     left = {p.name for p in tmp_path.iterdir()}
     assert left > {"session.json", "state-1"}, "something of the second save"
     prepared(session)
     session.load(tmp_path)
-    assert controller.updates["actor"] == 1
+    assert session.models.actor.version == 1
     session.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["session.json", "state-2"], "and nothing of the one that was killed"
+    assert names(tmp_path) == ["session.json", "state-2"], "and nothing of the one that was killed"
