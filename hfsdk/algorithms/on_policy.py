@@ -104,8 +104,8 @@ class GAEOptions(KLReward):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KLRewardFunction(KLReward, BatchFunction):
-    """Advantages of such a reward."""
+class KLRewardFunction(KLOptions, BatchFunction):
+    """Advantages of a reward that has a KL in it."""
 
     dtype: ClassVar[str] = "float64"
     """What the function computes in."""

@@ -57,7 +57,7 @@ class ReMax(KLReward, OnPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advantages(KLRewardFunction):
+class Advantages(KLReward, KLRewardFunction):
     """The function that `advantages` runs over the whole batch."""
 
     needs = ("scores", "baseline_scores", "response")

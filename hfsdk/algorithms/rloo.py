@@ -59,7 +59,7 @@ class RLOO(KLReward, OnPolicy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advantages(KLRewardFunction):
+class Advantages(KLReward, KLRewardFunction):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
