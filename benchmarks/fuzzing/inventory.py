@@ -160,7 +160,7 @@ def names() -> dict[str, Any]:
 @cache
 def targets() -> tuple[Target, ...]:
     """Return every public callable but those excepted, by name."""
-    found = {target.name: target for target in _all() if not _excepted(target.name)}
+    found = {target.name: target for target in everything() if not _excepted(target.name)}
     return tuple(found[name] for name in sorted(found))
 
 
@@ -190,7 +190,8 @@ def _returned(cls: type) -> Iterator[str]:
             yield str(function.__annotations__.get("return", ""))
 
 
-def _all() -> Iterator[Target]:
+def everything() -> Iterator[Target]:
+    """Yield every public callable, those excepted too; some more than once."""
     for cls in classes():
         if issubclass(cls, BaseException):
             continue

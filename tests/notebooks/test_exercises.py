@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.testing.exercise_kinds import NOTHING_YET, Choice, Code, Loss, Number, StepCode
@@ -25,14 +26,14 @@ WRONG = [(number, *pair) for number, e in EXERCISES.items() if isinstance(e, Num
 WRONG += [(number, *pair) for number, e in EXERCISES.items() if isinstance(e, Code | Loss) for pair in e.wrong]
 
 
-@pytest.mark.parametrize("number", EXERCISES)
+@each("number", EXERCISES)
 def test_the_solution_is_right(number):
     found = hf.testing.exercise(number, SOLUTIONS[number])
     assert found, str(found)
     assert found.text == EXERCISES[number].because
 
 
-@pytest.mark.parametrize(("number", "wrong", "hint"), WRONG, ids=lambda value: value if isinstance(value, str) else None)
+@each("number, wrong, hint", WRONG)
 def test_a_typical_wrong_answer_gets_its_hint(number, wrong, hint):
     found = hf.testing.exercise(number, wrong)
     assert not found
@@ -88,22 +89,22 @@ class GeneratesFirst(hf.PPO):
         return super().step(models, prompts)
 
 
-@pytest.mark.parametrize(
-    ("number", "wrong", "words"),
-    [
-        ("00.3", hf.PPO, "as often as before"),
-        ("00.3", Twice, "do not generate anew"),
-        ("02.3", hf.PPO, "one generation only"),
-        ("02.3", GeneratesAfter, "waits for their weights"),
-        ("02.3", GeneratesFirst, "before this one is prepared"),
-        ("04.3", hf.PPO, "still there"),
-        ("04.3", NoReference, "leaves out the reference"),
-        ("05.3", hf.PPO, "still asked or trained"),
-        ("05.3", NoCritic, "one generation only"),
-        ("09.3", hf.PPO, "still learns"),
-        ("09.3", NoCritic, "gone altogether"),
-    ],
-)
+WRONG_STEPS = [
+    ("00.3", hf.PPO, "as often as before"),
+    ("00.3", Twice, "do not generate anew"),
+    ("02.3", hf.PPO, "one generation only"),
+    ("02.3", GeneratesAfter, "waits for their weights"),
+    ("02.3", GeneratesFirst, "before this one is prepared"),
+    ("04.3", hf.PPO, "still there"),
+    ("04.3", NoReference, "leaves out the reference"),
+    ("05.3", hf.PPO, "still asked or trained"),
+    ("05.3", NoCritic, "one generation only"),
+    ("09.3", hf.PPO, "still learns"),
+    ("09.3", NoCritic, "gone altogether"),
+]
+
+
+@each("number, wrong, words", WRONG_STEPS)
 def test_a_wrong_step_is_told_what_its_calls_are(number, wrong, words):
     found = hf.testing.exercise(number, wrong)
     assert not found
@@ -113,8 +114,7 @@ def test_a_wrong_step_is_told_what_its_calls_are(number, wrong, words):
 
 def test_every_exercise_of_a_step_has_wrong_answers_here():
     of_steps = {number for number, e in EXERCISES.items() if isinstance(e, StepCode)}
-    marks = test_a_wrong_step_is_told_what_its_calls_are.pytestmark
-    assert of_steps == {case[0] for mark in marks for case in mark.args[1]}
+    assert of_steps == {number for number, _, _ in WRONG_STEPS}
 
 
 def unwritten(*arguments): ...
@@ -126,8 +126,8 @@ class UnwrittenStep(hf.PPO):
     def step(self, models, prompts): ...
 
 
-@pytest.mark.parametrize("blank", [..., None, "", "  "])
-@pytest.mark.parametrize("number", EXERCISES)
+@each("blank", [..., None, "", "  "])
+@each("number", EXERCISES)
 def test_a_blank_answer_is_refused_kindly(number, blank):
     found = hf.testing.exercise(number, blank)
     assert (found.right, found.blank, found.text) == (False, True, UNANSWERED)
@@ -138,7 +138,7 @@ def test_an_answer_may_be_left_out():
     assert hf.testing.exercise("00.1").blank
 
 
-@pytest.mark.parametrize("number", [number for number, e in EXERCISES.items() if isinstance(e, Code | Loss | StepCode)])
+@each("number", [number for number, e in EXERCISES.items() if isinstance(e, Code | Loss | StepCode)])
 def test_a_body_that_is_not_written_yet_is_a_blank(number):
     found = hf.testing.exercise(number, UnwrittenStep if isinstance(EXERCISES[number], StepCode) else unwritten)
     assert (found.right, found.blank, found.text) == (False, True, NOTHING_YET)
@@ -156,18 +156,18 @@ def needs_grad():
     return pytest.importorskip("torch").ones(3, requires_grad=True)
 
 
-ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", needs_grad(), 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
+ODD = [object(), [], np.zeros(3), {"a": 1}, "what?", needs_grad, 12345.678, 10**400, True, lambda: 1 / 0, lambda *_: "?", object]
 
 
-@pytest.mark.parametrize("number", EXERCISES)
-@pytest.mark.parametrize("answer", ODD)
+@each("number", EXERCISES)
+@each("answer", ODD)
 def test_any_answer_gets_a_text(number, answer):
-    found = hf.testing.exercise(number, answer)
+    found = hf.testing.exercise(number, answer() if answer is needs_grad else answer)
     assert not found
     assert found.text
 
 
-@pytest.mark.parametrize("number", EXERCISES)
+@each("number", EXERCISES)
 def test_an_answer_that_raises_when_it_is_looked_at_gets_a_text(number):
     assert hf.testing.exercise(number, Touchy()).text
 
@@ -207,9 +207,10 @@ def test_numbers_may_be_numpys():
 
 
 def test_an_unknown_number_lists_those_of_its_notebook():
-    with pytest.raises(hf.OptionError, match=r"got '04\.9'; there are 04\.1, 04\.2, 04\.3$"):
+    with refuses(hf.OptionError, "'04.9'", "04.1, 04.2, 04.3") as caught:
         hf.testing.exercise("04.9", 1)
-    with pytest.raises(hf.OptionError, match=r"there are 00\.1, .*11\.3"):
+    assert "00.1" not in str(caught.value)
+    with refuses(hf.OptionError, *EXERCISES):
         hf.testing.exercise(4, 1)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from expect import each
 from nbclient import NotebookClient
 
 import hfsdk as hf
@@ -129,7 +130,7 @@ def shorten(notebook, shorter):
         assert found, f"there is no {long} any more"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_committed_outputs_stand_alone(path):
     notebook = nbformat.read(path, as_version=4)
     assert "widgets" not in notebook.metadata
@@ -141,7 +142,7 @@ def test_committed_outputs_stand_alone(path):
     assert any("data:image/svg+xml" in data.get("text/html", "") for data in bundles), "pictures carry a static image"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_notebook_opens_with_its_number_a_question_what_it_needs_and_minutes(path):
     title, _, question, needs, minutes, *_ = nbformat.read(path, as_version=4).cells[0].source.split("\n")
     assert title.startswith(f"# {int(path.name[:2])}. ")
@@ -162,7 +163,7 @@ def test_notebooks_are_numbered_without_a_gap():
     assert [int(path.name[:2]) for path in NOTEBOOKS] == list(range(len(NOTEBOOKS)))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_links_lead_somewhere(path):
     texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
     links = re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", "\n".join(texts))
@@ -175,7 +176,7 @@ def test_links_lead_somewhere(path):
             assert place in slugs, f"{file}#{place}"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_guesses_are_left_to_the_reader_and_come_before_the_answer(path):
     cells = nbformat.read(path, as_version=4).cells
     for before, cell in pairwise(cells):
@@ -188,7 +189,7 @@ def test_guesses_are_left_to_the_reader_and_come_before_the_answer(path):
                 assert set(values) <= {"...", "{"}, line
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_the_last_cells_check_what_the_text_says(path):
     cells = nbformat.read(path, as_version=4).cells
     last = cells[-2:] if "stored" in cells[-1].metadata.get("tags", []) else cells[-1:]
@@ -198,7 +199,7 @@ def test_the_last_cells_check_what_the_text_says(path):
     assert not any("stored" in cell.metadata.get("tags", []) for cell in cells[:-1])
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@each("path", NOTEBOOKS)
 def test_every_notebook_has_three_exercises_and_one_changes_code(path):
     of_notebook = [number for number in EXERCISES if number[:2] == path.name[:2]]
     assert len(of_notebook) >= 3

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expect import each
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -85,6 +86,6 @@ def test_the_program_for_a_cluster_runs(cluster, tmp_path):
     assert (tmp_path / "checkpoint").is_dir()
 
 
-@pytest.mark.parametrize("block", BLOCKS[1:], ids=["learn", "own data", "cluster", "plan"])
+@each("block", BLOCKS[1:])
 def test_each_way_is_about_ten_lines(block):
     assert len([line for line in block.splitlines() if line.strip()]) <= 15

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expect import each
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
@@ -137,7 +138,7 @@ CHECKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_a_recipe_is_under_fifteen_lines(name):
     assert len([line for line in RECIPES[name].splitlines() if line.strip()]) < 15
 
