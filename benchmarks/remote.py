@@ -32,7 +32,7 @@ from typing import Any
 from common import Report, parser, say, table
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "system"))
+sys.path.insert(0, str(ROOT / "tests" / "system" / "nightly"))
 
 from tcp_proxy import Proxy  # noqa: E402 - the tests' own
 

@@ -1,17 +1,12 @@
-"""What the system tests ask of a session: what runs where, and functions slow enough to stop in the middle."""
+"""What the system tests ask of a session: PPO's roles and steps, what runs where, and calls that wait for the test."""
 
 import hashlib
-import json
-import os
-import signal
-import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
@@ -24,26 +19,38 @@ OPENINGS = [
 ]  # fmt: skip
 """Prompts of very different lengths."""
 
-SCRIPT_S = 900
-"""How long a script on nodes of its own may take; on a quiet machine it takes about a fifth."""
-
 
 def lengths_reward(completions):
     return [float(len(text) % 7) - 3.0 for text in completions]
 
 
-WAIT_S = 60.0
-"""Longest wait for something that should be there at once, on a busy machine."""
+def likelihood(out, b):
+    """A loss that makes what was generated likelier."""
+    return -out.log_probs
 
 
-def declare(session, train="dp2", rollout="tp1", **more):
-    """Declare and place the four roles of PPO on a session."""
+def declare(session, train="dp2", rollout="tp1", train_critic="tp2", **more):
+    """Declare the four roles of PPO on a session."""
     actor = session.actor("tiny", train=train, rollout=rollout, optimizer=hf.AdamW(lr=3e-4), **more)
-    critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW())  # with the rate that is suggested
+    critic = session.critic("tiny", train=train_critic, optimizer=hf.AdamW())  # with the rate that is suggested
     reference = session.reference(actor)
     reward = session.reward(lengths_reward)
     prompts = session.prompts(OPENINGS, batch_size=16, seed=1)
     return SimpleNamespace(session=session, actor=actor, critic=critic, reference=reference, reward=reward, prompts=prompts)
+
+
+def declare_lora(session, train="tp2", rollout="tp1", **more):
+    """Declare the four roles of PPO with adapters on actor and critic, over one base."""
+    lora = hf.LoRA(rank=4, alpha=16)
+    actor = session.actor("tiny", train=train, rollout=rollout, lora=lora, optimizer=hf.AdamW(lr=3e-3), **more)
+    critic = session.critic("tiny", train=train, lora=hf.LoRA(rank=2), optimizer=hf.AdamW(lr=3e-3))
+    reference = session.reference(actor)
+    reward = session.reward(lengths_reward)
+    prompts = session.prompts(OPENINGS, batch_size=16, seed=1)
+    return SimpleNamespace(session=session, actor=actor, critic=critic, reference=reference, reward=reward, prompts=prompts)
+
+
+# ---- steps by hand
 
 
 def ppo_batch(roles, k=0, max_new_tokens=12, **sampling):
@@ -78,41 +85,20 @@ def outcome(step):
     return columns, step.critic.rows, step.actor.rows
 
 
-def until(what, wanted, timeout_s=WAIT_S):
-    """Wait until ``wanted()`` is true and return it; say what did not come otherwise."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        found = wanted()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
+def gap(batch):
+    """Largest difference between the rollout's and the trainer's log-probs."""
+    table = batch.table("rollout_log_probs", "old_log_probs")
+    return float(abs(table["rollout_log_probs"].flat - table["old_log_probs"].flat).max())
 
 
-def call_id(pending):
-    return max(pending.call_ids)
+def check_works(roles):
+    """Generation, a forward pass and a CPU task go through: nothing is stuck behind what the test did."""
+    batch = roles.actor.generate(roles.prompts[0][:4], max_new_tokens=4)
+    batch = roles.actor.compute_log_probs(roles.reward.compute_scores(batch)).wait(timeout=120)
+    assert gap(batch) <= 1e-4
 
 
-def at_work(session, call, name=None, rank=None):
-    """Whether a worker (that of ``rank``) is inside a call now (inside its sub-span ``name``)."""
-    spans = [s for s in parts_of(session).client.send(q.SpansOf()) if s.device is not None and s.duration_s is None]
-    return any(s.call_id == call and name in (None, s.name) and rank in (None, s.rank) for s in spans)
-
-
-def running(session):
-    """Whether a worker call of the session runs, whichever."""
-    spans = parts_of(session).client.send(q.SpansOf())
-    return any(s.device is not None and s.duration_s is None for s in spans)
-
-
-def long_generation(roles, **more):
-    """A generation of a second or more: can be stopped in the middle."""
-    return roles.actor.generate(roles.prompts[0], max_new_tokens=450, ignore_eos=True, **more)
-
-
-def pids(session):
-    """Process ids of the session's workers, by rank."""
-    return [s.pid for s in sorted(parts_of(session).client.send(q.Devices()), key=lambda s: s.rank)]
+# ---- what is where
 
 
 def fingerprint(rank):
@@ -139,71 +125,100 @@ def state_of(handle):
     return exported[0][0], found
 
 
-def slow_loss(seconds):
-    """A loss that takes its time in every micro-batch."""
+def same_state(one, other):
+    """Whether two whole states are the same bit for bit."""
+    return one[0] == other[0] and one[1].keys() == other[1].keys() and all(np.array_equal(one[1][k], other[1][k]) for k in one[1])
 
-    def slow(out, b):
-        time.sleep(seconds)
+
+def pids(session):
+    """Process ids of the session's workers, by device: of those that have one."""
+    devices = session.placement.view()["devices"].values()
+    return [device["pid"] for device in devices if device["pid"] is not None]
+
+
+def kept_states(handle):
+    """How many states of snapshots each of the role's workers keeps: a worker's own affair, which no handle tells."""
+    return handle.run(lambda rank: len(rank._hosted.worker.kept))
+
+
+def stored_of(session, call):
+    """What of a call's columns is in the cluster; ``None`` once it was freed. Nobody but a test asks: it needs no reference."""
+    return parts_of(session).client.send(q.StoredOf(call))
+
+
+# ---- calls under way
+
+
+def call_id(pending):
+    return max(pending.call_ids)
+
+
+def working(session):
+    """The spans that run on workers now."""
+    return [s for s in session.trace[:].spans if s.device is not None and s.duration_s is None]
+
+
+def at_work(session, call, name=None, rank=None):
+    """Whether a worker (that of ``rank``) is inside a call now (inside its sub-span ``name``)."""
+    return any(s.call_id == call and name in (None, s.name) and rank in (None, s.rank) for s in working(session))
+
+
+def endless_generation(roles):
+    """A generation of a minute and more, to be stopped in the middle."""
+    return roles.actor.generate(roles.prompts[0], max_new_tokens=450, ignore_eos=True, n=24)
+
+
+AT_MOST = 120 * 50
+"""How often a worker looks whether it may go on, before it gives the test up."""
+
+
+def gate(folder, name="gate"):
+    """A place in functions on workers at which they wait for the test, across processes.
+
+    ``stay()``, called there, says that it was ``reached()`` and comes back once the test calls ``open()``.
+    """
+    reached, opened = str(folder / f"{name}-reached"), str(folder / f"{name}-open")
+
+    def stay():
+        Path(reached).touch()
+        for _ in range(AT_MOST):
+            if Path(opened).exists():
+                return
+            threading.Event().wait(0.02)
+        raise TimeoutError(f"nobody made {opened}")
+
+    return SimpleNamespace(stay=stay, reached=lambda: Path(reached).exists(), open=lambda: Path(opened).touch())
+
+
+def meet(folder, name, other):
+    """Return a function for workers that comes back when one with the names the other way round is called as well."""
+    mine, theirs = gate(folder, name), gate(folder, other)
+
+    def arrive():
+        theirs.open()
+        mine.stay()
+
+    return arrive
+
+
+def gated_loss(entrance, number=1):
+    """A loss that waits at a gate in its ``number``-th micro-batch, on every rank."""
+    stay, seen = entrance.stay, []
+
+    def gated(out, b):
+        seen.append(None)
+        if len(seen) == number:
+            stay()
         return -out.log_probs * 1e-3
 
-    return slow
+    return gated
 
 
-def gap(batch):
-    """Largest difference between the rollout's and the trainer's log-probs."""
-    table = batch.table("rollout_log_probs", "old_log_probs")
-    return float(abs(table["rollout_log_probs"].flat - table["old_log_probs"].flat).max())
+def heard(session):
+    """Come back when every worker has heard what it was told before, a cancel too: both take the same lane."""
+    return len(pids(session)) == session.cluster.num_devices
 
 
-def check_works(roles):
-    """Generation, a forward pass and a CPU task go through: nothing is stuck behind what the test did."""
-    batch = roles.actor.generate(roles.prompts[0][:4], max_new_tokens=4)
-    batch = roles.actor.compute_log_probs(roles.reward.compute_scores(batch)).wait(timeout=120)
-    assert gap(batch) <= 1e-4
-
-
-def own_processes(pids_then):
-    """Those of some process ids that still run; Ray's own agents, which end themselves a minute later, left out."""
-    import psutil
-
-    alive = []
-    for pid in pids_then:
-        try:
-            process = psutil.Process(pid)
-            command = " ".join(process.cmdline())
-            if process.status() != psutil.STATUS_ZOMBIE and "Agent" not in command:
-                alive.append((pid, command))
-        except psutil.NoSuchProcess:
-            continue
-    return alive
-
-
-def column(values):
-    return hf.Ragged.of(values)
-
-
-def told_by(script):
-    """Run a script of this folder on nodes of its own; return what it told as lines of JSON ``[name, value, seconds]``, by name."""
-    torch = pytest.importorskip("torch")
-    for package in ("ray", "vllm", "megatron.core"):
-        pytest.importorskip(package)
-    if torch.cuda.is_available():
-        pytest.skip("the nodes of this test have processors only")
-    path = Path(__file__).with_name(script)
-    process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env=os.environ | {"PYTHONPATH": str(path.parents[2])},
-        cwd=path.parent,  # Ray puts the working directory on workers' path
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=SCRIPT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # it tells where each of its threads is
-        time.sleep(1.0)
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        err += f"\nit took longer than {SCRIPT_S} s"
-    lines = [line for line in out.splitlines() if line.startswith('["')]  # raylets say there that a worker was killed
-    told = [json.loads(line) for line in lines]
-    assert process.returncode == 0, f"it came as far as {[(name, seconds) for name, _, seconds in told]}\n{err[-6000:]}"
-    return {name: value for name, value, _ in told}
+def waits(place="wait", thread=None):
+    """Whether a thread, the main one, waits for a call (``"settle"``: for one to be over, however it ends)."""
+    return sys._current_frames()[(thread or threading.main_thread()).ident].f_code.co_name == place

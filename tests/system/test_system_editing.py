@@ -5,6 +5,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -33,16 +34,9 @@ def batch(live):
     return live.actor.compute_log_probs(live.actor.generate(live.prompts[0], max_new_tokens=6))
 
 
-@pytest.fixture(autouse=True)
-def as_it_was(live):
-    before = live.reward.role.function
-    yield
-    live.session.reward(before.load())
-
-
 def last_call(session):
     """The span of the last call on the controller's lane."""
-    return max((s for s in session.trace.snapshot() if s.device is None), key=lambda s: s.call_id)
+    return max((s for s in session.trace[:] if s.device is None), key=lambda s: s.call_id)
 
 
 def check_on_record(session, function, text):
@@ -53,7 +47,7 @@ def check_on_record(session, function, text):
 
 
 @pytest.mark.filterwarnings("ignore:reward goes on with")
-def test_a_reward(live, batch, cell):
+def test_a_reward(live, give_reward, batch, cell):
     versions = set()
     for value in (1.5, 2.5):
         code = f"""
@@ -63,7 +57,7 @@ def test_a_reward(live, batch, cell):
         def edited(completions):
             return [scale(1.0) for _ in completions]
         """
-        live.session.reward(cell(code)["edited"])
+        give_reward(cell(code)["edited"])
         assert set(live.reward.compute_scores(batch)["scores"]) == {value}
         versions.add(check_on_record(live.session, "edited", "scale(1.0)"))
     assert len(versions) == 2, "what it calls belongs to its version"
@@ -72,17 +66,14 @@ def test_a_reward(live, batch, cell):
         def helper(text):
             return 1 / len(text[:0])  # the line that fails
         """)
-    live.session.reward(
+    give_reward(
         cell("""
         def broken(completions):
             return [helper(c) for c in completions]  # the line that calls it
         """)["broken"]
     )
-    with pytest.raises(hf.RewardFunctionError) as caught:
+    with refuses(hf.RewardFunctionError, "the line that fails", "the line that calls it", "ZeroDivisionError"):
         live.reward.compute_scores(batch).wait()
-    assert "the line that fails" in str(caught.value)
-    assert "the line that calls it" in str(caught.value)
-    assert "ZeroDivisionError" in str(caught.value)
 
 
 def test_a_loss(live, batch, cell):
@@ -101,7 +92,7 @@ def test_a_loss(live, batch, cell):
         def bad_loss(out, b):
             return out.log_probs * out.no_such_field  # here it breaks
         """)["bad_loss"]
-    with pytest.raises(hf.CallError, match="here it breaks"):
+    with refuses(hf.CallError, "here it breaks"):
         live.actor.update(batch, broken).wait()
 
 
@@ -119,7 +110,7 @@ def test_an_advantage(live, batch, cell):
         def bad_advantage(table):
             return {"advantages": table["nothing"]}  # not there
         """)["bad_advantage"]
-    with pytest.raises(hf.CallError, match="# not there"):
+    with refuses(hf.CallError, "# not there"):
         batch.map(broken, reads=["old_log_probs"], writes=["advantages"]).wait()
 
 
@@ -144,7 +135,7 @@ def test_a_metric(live, cell):
         def bad_metric(batch):
             return batch["scores"].mean() / undefined_name  # this one
         """)["bad_metric"]
-    with pytest.raises(NameError, match="undefined_name") as caught:
+    with refuses(NameError, "undefined_name") as caught:
         train(broken)
     assert any("this one" in str(entry) for entry in caught.traceback)
     assert [row for row in live.session.history if row["kind"] == "step"] == [row for row in before if row["kind"] == "step"]
@@ -164,7 +155,7 @@ def test_a_primitive(live, batch, cell):
         def failing(model, rows):
             return {"x": rows.missing_thing}  # nobody has this
         """)["failing"]
-    with pytest.raises(hf.CallError, match="# nobody has this"):
+    with refuses(hf.CallError, "# nobody has this"):
         live.actor.call(broken, batch).wait()
 
 

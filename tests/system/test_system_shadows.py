@@ -1,182 +1,39 @@
-"""Weights that travel to a shadow on another pool: by the plan, byte for byte, and bit for bit the trained ones."""
+"""Weights that travel to a shadow on another pool: by the plan, byte for byte, bit for bit the trained ones, and once."""
 
-import time
-
-import numpy as np
 import pytest
-from system_helpers import OPENINGS, gap, state_of
+from expect import refuses
+from shadow_helpers import PROMPTS, check_by_plan, check_weights
+from system_helpers import gap, likelihood
 
 import hfsdk as hf
-from hfsdk.resharding.boxes import vllm_boxes
-from hfsdk.session.session_parts import parts_of
-
-pytestmark = pytest.mark.slow
-
-PROMPTS = [text + " " for text in OPENINGS[:4]]
-
-
-@pytest.fixture(scope="module")
-def session(ray_here):
-    with hf.Session(devices=4, seed=5, name="shadows") as session:
-        yield session
-
-
-def likelihood(out, b):
-    return -out.log_probs
-
-
-def declared(session, train, rollout):
-    return session.actor("tiny", train=train, rollout=rollout, cpu_weights="shared", optimizer=hf.AdamW(lr=1e-3), replace=True)
-
-
-def shadow_parameters(session, ray, devices):
-    """vLLM's parameters on every rank of ``actor.rollout``."""
-
-    def read(process):
-        rollout = process._worker.roles["actor.rollout"].rollout
-        return {name: parameter.detach().numpy().copy() for name, parameter in rollout.parameters().items()}
-
-    workers = parts_of(session).client._controller._runtime.pools.devices
-    return ray.get([workers[device].handle.__ray_call__.remote(read) for device in devices])
-
-
-def trained_weights(actor):
-    return {tensor: whole for (kind, tensor), whole in state_of(actor)[1].items() if kind == "weights"}
-
-
-def at(start, size):
-    return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
-
-
-def check_by_plan(session, actor, trained, num_targets):
-    """Span by span and rank by rank, what came is what was planned."""
-    plan, report = actor.reshard_plan, actor.last_reshard
-    assert report.plan == plan
-    assert plan.apart
-    assert report.ratio == 1.0
-    assert report.measured_bytes == plan.bytes_moved > 0
-    assert [rank.bytes_received for rank in report.ranks] == [plan.bytes_received(rank) for rank in range(plan.num_ranks)]
-    assert [rank.bytes_sent for rank in report.ranks] == [plan.bytes_sent(rank) for rank in range(plan.num_ranks)]
-    assert [list(rank.received_from) for rank in report.ranks] == plan.matrix.T.tolist()
-    assert report.bytes_by_link() == {link: (count, count) for link, count in plan.bytes_by_link().items()}
-    assert report.seconds > 0
-    spans = [s for s in session.trace.spans if s.name == "sync"][-num_targets:]
-    assert {s.rank: s.attrs["bytes"] for s in spans} == {r: plan.bytes_received(trained + r) for r in range(num_targets)}
-    exports = [s for s in session.trace.spans if s.name == "export"][-trained:]
-    assert {s.rank: s.attrs["bytes_sent"] for s in exports} == {r: plan.bytes_sent(r) for r in range(trained)}
-    return sum(s.attrs["bytes"] for s in exports)
-
-
-@pytest.mark.filterwarnings("ignore:actor is replaced")
-@pytest.mark.parametrize(
-    ("train", "rollout", "pools"),
-    [("tp2", "tp1", (2, 1)), ("tp2", "tp1", (2, 2)), ("tp2", "tp2", (2, 2)), ("tp1", "tp2", (2, 2)), ("pp2", "tp1", (2, 1))],
-    ids=["tp2 to tp1", "tp2 to tp1 dp2", "tp2 to tp2", "dp2 to tp2", "pp2 to tp1"],
-)
-def test_a_shadow_has_the_trained_weights_bit_for_bit(session, ray_here, train, rollout, pools):
-    actor = declared(session, train, rollout)
-    session.place({"actor": pools[0], "actor.rollout": pools[1]})
-    with pytest.raises(hf.OptionError, match=r"actor's weights have not moved yet; call actor\.generate"):
-        actor.last_reshard  # noqa: B018 - the property raises
-    tp = actor.layouts["rollout"].tp
-    for learned in range(2):
-        batch = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=6, seed=learned))
-        assert gap(batch) <= 1e-4
-        full = trained_weights(actor)
-        for rank, local in enumerate(shadow_parameters(session, ray_here, range(pools[0], sum(pools)))):
-            for box in vllm_boxes(actor.spec, tp, rank % tp):
-                part = local[box.local][at(box.local_start, box.size)]
-                assert np.array_equal(part, full[box.tensor][at(box.start, box.size)]), (learned, rank, box)
-        kept = check_by_plan(session, actor, *pools)
-        assert kept == sum(whole.nbytes for whole in full.values()), "replicas on a node share objects"
-        actor.update(batch, likelihood).wait()
 
 
 @pytest.fixture
-def critic(session):
-    critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=1e-3))
-    yield critic
-    critic.release()
+def halves(four):
+    """An actor trained in two halves, whose shadow generates whole on a device of its own."""
+    actor = four.actor("tiny", name="halves", train="tp2", rollout="tp1", cpu_weights="shared", optimizer=hf.AdamW(lr=1e-3))
+    four.place({"actor reference critic": 1, "halves": 2, "halves.rollout": 1})
+    yield actor
+    actor.release()
 
 
-@pytest.mark.filterwarnings("ignore:actor is replaced")
-def test_a_critic_s_shadow_infers_with_the_trained_weights(session, ray_here, critic):
-    """From tp2 to whole models on two ranks, the scalar head too; the same values as the trained one's own layout gives."""
-    actor = declared(session, "tp2", "tp1")
-    session.place({"actor critic": 2, "actor.rollout critic.inference": 2})
-    batch = actor.generate(PROMPTS, max_new_tokens=6)
-
-    def squared(out, b):
-        return (out.values - 1.0) ** 2
-
-    critic.update(batch, squared).wait()
-    apart = critic.compute_values(batch)["values"].flat
-    full = trained_weights(critic)
-    assert "score.weight" in full
-    workers = parts_of(session).client._controller._runtime.pools.devices
-
-    def read(process):
-        hosted = process._worker.roles["critic.inference"]
-        tensors = {name: tensor.numpy().copy() for name, tensor in hosted.trainer.local_tensors().items()}
-        return tensors, hosted.trainer.shard.boxes
-
-    for local, boxes in ray_here.get([workers[device].handle.__ray_call__.remote(read) for device in (2, 3)]):
-        assert {box.tensor for box in boxes} == set(full)
-        for box in boxes:
-            part = local[box.local][at(box.local_start, box.size)]
-            assert np.array_equal(part, full[box.tensor][at(box.start, box.size)]), box
-    taken = [s.attrs["bytes"] for s in session.trace.spans if s.name == "sync" and s.role == "critic.inference"]
-    assert taken == [sum(whole.nbytes for whole in full.values())] * 2
-    session.place("colocate")
-    assert np.abs(critic.compute_values(batch)["values"].flat - apart).max() <= 1e-4
+def transfers(session):
+    """How often weights left their pool in this step."""
+    return sum(call.method == "export_weights" for call in session.dataflow.calls)
 
 
-def test_objects_addressed_to_another_layout_are_not_used(session):
-    """They stand ready for a generation that was cancelled, then the shadow moves: the next one asks again."""
-
-    @hf.primitive(reads=["prompt"], writes=["slept"], protocol=hf.protocols.DP)
-    def sleep(model, rows):
-        time.sleep(1.0)
-        return {"slept": np.zeros(rows.num_rows)}
-
-    actor = declared(session, "tp2", "tp1")
-    session.place({"actor": 2, "actor.rollout": 1})
-    batch = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))
-    actor.update(batch, likelihood).wait()
-    slept = actor.call(sleep, batch)
-    late = actor.generate(PROMPTS, max_new_tokens=4)
-    late.cancel()
-    slept.wait()
-    session.place({"actor": 2, "actor.rollout": 2})
-    waiting = parts_of(session).client._controller._roles["actor"].sync
-    assert waiting.weights is not None
-    assert waiting.weights.bundles[0].targets == (0,)
-    fresh = actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))
-    assert gap(fresh) <= 1e-4
-    assert set(fresh["policy_version"]) == {1}
-    assert len(actor.last_reshard.ranks) == 4
-
-
-def test_a_rank_that_gets_other_bytes_than_planned_says_so(session):
-    """Nothing is written then, and the next generation asks for the weights again."""
-
-    def short(rank):
-        store = rank._hosted.worker.store
-        put = store.put
-        if rank.rank == 1:
-
-            def forgetful(boxes):
-                store.put = put
-                return put(boxes[1:])
-
-            store.put = forgetful
-
-    actor = declared(session, "tp2", "tp1")
-    session.place({"actor": 2, "actor.rollout": 2})
-    actor.generate(PROMPTS, max_new_tokens=4).wait()
-    planned = actor.reshard_plan.matrix[1, 2]
-    actor.update(actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4)), likelihood).wait()
-    actor.run(short)
-    with pytest.raises(hf.CallError, match=rf"actor\.rollout rank \d received \d+ bytes from rank 1 .*; the plan says {planned}"):
-        actor.generate(PROMPTS, max_new_tokens=4).wait()
-    assert gap(actor.compute_log_probs(actor.generate(PROMPTS, max_new_tokens=4))) <= 1e-4
+def test_a_shadow_has_the_trained_weights_bit_for_bit_and_gets_them_once(four, ray_here, halves):
+    with refuses(hf.OptionError, "halves", "have not moved", "halves.generate"):
+        halves.last_reshard  # noqa: B018 - the property raises
+    for learned in range(2):
+        before = transfers(four)
+        batches = [halves.generate(PROMPTS, max_new_tokens=6, seed=seed) for seed in range(3)]  # at once: they share a transfer
+        assert [set(batch["policy_version"]) for batch in batches] == [{learned}] * 3
+        halves.generate(PROMPTS, max_new_tokens=6).wait()
+        assert transfers(four) == before + 1
+        batch = halves.compute_log_probs(batches[0])
+        assert gap(batch) <= 1e-4
+        full = check_weights(four, ray_here, halves, [3])
+        kept = check_by_plan(four, halves, 2, 1)
+        assert kept == sum(whole.nbytes for whole in full.values()), "one copy of the weights, every box from one holder"
+        halves.update(batch, likelihood).wait()

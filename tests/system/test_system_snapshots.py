@@ -1,16 +1,28 @@
 """Snapshots on real engines: a rewound step is the same step, bit for bit, and old batches are known for what they are."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from system_helpers import OPENINGS, fingerprint, lengths_reward, outcome, ppo_step, state_of, until
+from expect import refuses, until
+from system_helpers import OPENINGS, fingerprint, kept_states, lengths_reward, outcome, ppo_step, same_state, state_of
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.session.run_record import MEASURED
 
-pytestmark = pytest.mark.slow
+
+@pytest.fixture
+def snapshot(live):
+    """``snapshot(name)`` of the shared session, which goes back to the first one afterwards and forgets all of them."""
+    made = []
+
+    def take(name):
+        made.append(live.session.snapshot(name))
+        return made[-1]
+
+    yield take
+    live.session.rewind(made[0])
+    for one in made:
+        live.session.forget(one)
 
 
 def trained(roles, steps):
@@ -22,8 +34,9 @@ def weights(roles):
     return [role.run(fingerprint) for role in (roles.actor, roles.critic)]
 
 
-def test_three_steps_after_a_rewind_are_the_same_bit_for_bit(live):
-    before = live.session.snapshot("before")
+@pytest.mark.filterwarnings("ignore:reward goes on with shouting")
+def test_three_steps_after_a_rewind_are_the_same_bit_for_bit(live, snapshot, give_reward):
+    before = snapshot("before")
     first = trained(live, 3)
     after, place = weights(live), live.prompts.position
     branch = live.session.rewind(before)
@@ -36,41 +49,31 @@ def test_three_steps_after_a_rewind_are_the_same_bit_for_bit(live):
     assert [row["branch"] for row in history][-3:] == [branch] * 3
     assert branch in repr(history)
 
+    def shouting(completions):
+        return [float(text.isupper()) for text in completions]
 
-def test_compare_gives_the_same_numbers_again_and_comes_back(live):
-    before, place = weights(live), live.prompts.position
-    named = {"PPO": hf.PPO(max_new_tokens=8, mini_batches=2), "RLOO": hf.RLOO(max_new_tokens=8, n=2)}
-
-    def numbers():
-        experiment = live.session.compare(named, live.prompts, steps=2, seeds=[0, 1], progress=False)
-        return [{k: v for k, v in row.items() if k not in MEASURED} for row in experiment.rows]
-
-    first = numbers()
-    assert {(row["algorithm"], row["seed"]) for row in first} == {(name, seed) for name in named for seed in (0, 1)}
-    assert first[0]["entropy"] != first[2]["entropy"], "another seed samples other responses"
-    assert numbers() == first
-    assert weights(live) == before
-    assert live.prompts.position == place
+    give_reward(shouting)
+    assert live.reward.role.function.name == "shouting"
+    with pytest.warns(UserWarning, match="reward goes on with lengths_reward@"):
+        live.session.rewind(before)
+    batch = live.reward.compute_scores(live.actor.generate(live.prompts[0], max_new_tokens=4))
+    assert list(batch["scores"]) == [float(np.float32(x)) for x in lengths_reward(batch.text())]
 
 
-def test_weights_and_moments_come_back_and_the_rollout_has_them(live):
-    before = live.session.snapshot("whole")
+def test_weights_and_moments_come_back_and_the_rollout_has_them(live, snapshot):
+    before = snapshot("whole")
     state = [state_of(role) for role in (live.actor, live.critic)]
     sample = live.actor.generate(live.prompts[5], max_new_tokens=8)["response"]
     ppo_step(live, 6).actor.wait()
     assert live.actor.version == state[0][0].num_updates + 2
     live.session.rewind("whole")
-    for role, (summary, tensors) in zip((live.actor, live.critic), state, strict=True):
-        again, found = state_of(role)
-        assert again == summary
-        assert tensors.keys() == found.keys()
-        assert all(np.array_equal(found[key], tensor) for key, tensor in tensors.items())
+    assert all(same_state(state_of(role), was) for role, was in zip((live.actor, live.critic), state, strict=True))
     assert live.actor.version == before.kept[0].num_updates == live.actor.run(lambda rank: rank.num_updates)[0]
     assert live.actor.generate(live.prompts[5], max_new_tokens=8)["response"] == sample
 
 
 def test_unchanged_roles_share_their_state(live):
-    held = live.actor.run(lambda rank: len(rank._hosted.worker.kept))
+    held = kept_states(live.actor)
     one = live.session.snapshot("one")
     same = live.session.snapshot("same")
     assert same.kept == one.kept
@@ -92,17 +95,17 @@ def test_unchanged_roles_share_their_state(live):
     assert rows["bytes"].tolist()[:2] == pytest.approx([numbers * 6] * 2, rel=1e-3)
     for name in ("one", "same", "two", "three", "again"):
         live.session.forget(name)
-    until("the states that were kept to be freed", lambda: live.actor.run(lambda rank: len(rank._hosted.worker.kept)) == held)
+    until("the states that were kept to be freed", lambda: kept_states(live.actor) == held, live.session)
 
 
-def test_training_on_another_branch_is_refused(live):
+def test_training_on_another_branch_is_refused(live, snapshot):
     session, actor = live.session, live.actor
     common = ppo_step(live, 2).batch
-    session.snapshot("fork here")
+    snapshot("fork here")
     fresh = ppo_step(live, 3)  # generated by the snapshot's own weights
     later = ppo_step(live, 4).batch.wait()
     session.fork("fork here", f"other {session.history.branches[-1].name}")
-    with pytest.raises(hf.StaleBatchError, match=r"on branch '.*' with (actor|critic) at update \d+.*batch\.adopt\(\)"):
+    with refuses(hf.StaleBatchError, "on branch", "at update", "batch.adopt()"):
         actor.update(later, ppo.PolicyLoss())
     with pytest.raises(hf.StaleBatchError):
         actor.forward_backward(actor.compute_log_probs(later), ppo.PolicyLoss())
@@ -115,134 +118,21 @@ def test_training_on_another_branch_is_refused(live):
     actor.update(again, ppo.PolicyLoss()).wait()
 
 
-@pytest.mark.filterwarnings("ignore:reward goes on with shouting")
-def test_the_reward_function_of_the_snapshot_comes_back(live):
-    def shouting(completions):
-        return [float(text.isupper()) for text in completions]
-
-    live.session.snapshot("lengths")
-    live.session.reward(shouting)
-    assert live.reward.role.function.name == "shouting"
-    with pytest.warns(UserWarning, match="reward goes on with lengths_reward@"):
-        live.session.rewind("lengths")
-    batch = live.reward.compute_scores(live.actor.generate(live.prompts[0], max_new_tokens=4))
-    assert list(batch["scores"]) == [float(np.float32(x)) for x in lengths_reward(batch.text())]
-
-
-@pytest.fixture
-def movable(ray_here):
-    """Roles whose layouts are open, so that they fit one device as well as two."""
-    session = hf.Session(devices=2, seed=3, name="movable")
-    actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4))
-    roles = SimpleNamespace(
-        session=session, actor=actor, critic=session.critic("tiny"), reference=session.reference(actor),
-        reward=session.reward(lengths_reward), prompts=session.prompts(OPENINGS, batch_size=16, seed=1),
-    )  # fmt: skip
-    ppo_step(roles).actor.wait()
-    yield roles
-    session.close()
-
-
-def test_after_a_move_the_state_is_the_same_and_steps_agree(movable):
+def test_after_a_move_the_state_is_the_same_and_steps_agree(four):
     """The same bits; what other layouts compute with them agrees within float32 rounding."""
-    twin, session = movable, movable.session
-    before = session.snapshot("colocated")
-    state = [state_of(role) for role in (twin.actor, twin.critic)]
-    batch = twin.actor.compute_log_probs(twin.actor.generate(twin.prompts[7], max_new_tokens=8))
-    here = ppo_step(twin, 7)
-    metrics = here.actor.rows
-    session.place({"actor": 1, "critic reference": 1})
-    session.rewind(before)
-    for role, (summary, tensors) in zip((twin.actor, twin.critic), state, strict=True):
-        again, found = state_of(role)
-        assert again == summary
-        assert all(np.array_equal(found[key], tensor) for key, tensor in tensors.items())
-    moved = twin.actor.compute_log_probs(batch)
+    actor, critic = four.models.actor, four.models.critic
+    four.place({"actor reference": 2, "critic": 2})
+    before = four.snapshot("apart")
+    state = [state_of(role) for role in (actor, critic)]
+    batch = actor.compute_log_probs(actor.generate(OPENINGS[:8], max_new_tokens=8, seed=7))
+    prepared = ppo.advantages(critic.compute_values(four.models.reward.compute_scores(batch)), kl_coef=0)
+    here = actor.update(prepared, ppo.PolicyLoss(), mini_batches=2).rows
+    four.place({"actor": 1, "critic reference": 1})
+    four.rewind(before)
+    assert all(same_state(state_of(role), was) for role, was in zip((actor, critic), state, strict=True))
+    moved = actor.compute_log_probs(batch)
     assert np.abs(moved["old_log_probs"].flat - batch["old_log_probs"].flat).max() <= 1e-4
-    there = twin.actor.update(here.batch, ppo.PolicyLoss(), mini_batches=2).rows
-    assert there[0]["loss"] == pytest.approx(metrics[0]["loss"], abs=1e-5)
-    assert there[0]["grad_norm"] == pytest.approx(metrics[0]["grad_norm"], rel=1e-3)
-    session.place("colocate")
-    session.rewind(before)
-    assert state_of(twin.actor)[0] == state[0][0]
-
-
-def test_shares_of_a_distributed_optimizer_come_back_here_and_elsewhere(ray_here, tmp_path):
-    """Nothing of it is gathered: each worker keeps and writes what it steps."""
-    with hf.Session(devices=2, seed=3, name="shared out") as session:
-        actor = session.actor("tiny", optimizer=hf.AdamW(lr=3e-4, distributed=True))
-        session.place({"actor": 2})
-        prompts = session.prompts(OPENINGS, batch_size=8, seed=1)
-
-        def step():
-            batch = actor.generate(prompts[0], max_new_tokens=4)
-            batch = actor.compute_log_probs(batch)
-            return actor.update(batch, policy_loss_of_nothing, mini_batches=2).wait().rows
-
-        step()
-        before, state = session.snapshot("before"), state_of(actor)
-        session.save(tmp_path)
-        files = sorted(path.stat().st_size for path in (tmp_path / "state-1" / "actor").glob("*.distcp"))
-        assert len(files) == 2
-        assert files[1] <= 1.1 * files[0], "both write, and about as much"
-        rows = before.to_pandas()
-        numbers = sum(int(np.prod(shape)) for shape in actor.run(lambda rank: rank.parameters())[0].values())
-        assert rows["bytes"].sum() == 12 * numbers
-        assert rows["bytes"].max() <= 1.05 * rows["bytes"].mean()
-        first = step()
-        session.rewind(before)
-        assert same_state(state_of(actor), state)
-        assert step() == first
-        session.load(tmp_path)
-        assert same_state(state_of(actor), state)
-        assert step() == first
-        session.place({"actor": 1})
-        session.rewind(before)
-        assert same_state(state_of(actor), state), "in another layout, from both workers' pieces"
-
-
-def policy_loss_of_nothing(out, b):
-    return -out.log_probs * 1e-2
-
-
-def same_state(one, other):
-    return one[0] == other[0] and one[1].keys() == other[1].keys() and all(np.array_equal(one[1][k], other[1][k]) for k in one[1])
-
-
-@pytest.mark.filterwarnings("ignore:critic is replaced")
-def test_what_cannot_be_gone_back_to_is_refused_before_anything_changes(twin):
-    session = twin.session
-    before = session.snapshot("with all")
-    ppo_step(twin, 1).actor.wait()
-    updates, place, branch = twin.actor.version, twin.prompts.position, session.branch
-    twin.reference.release()
-    with pytest.raises(hf.OptionError, match="reference, which was released since; nothing was changed"):
-        session.rewind(before)
-    twin.reference = session.reference(twin.actor)
-    extra = session.critic("tiny", name="second", train="tp2")
-    with pytest.raises(hf.OptionError, match="has no second, which was declared after it"):
-        session.rewind(before)
-    extra.release()
-    with pytest.raises(hf.OptionError, match=r"critic has had \d+ updates?, .*lr=suggested -> lr=0.005.*replace=True"):
-        session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=5e-3))
-    session.critic("tiny", train="tp2", optimizer=hf.AdamW(lr=5e-3), replace=True)
-    with pytest.raises(hf.OptionError, match=r"another critic, which was replaced since \(optimizer lr=suggested -> lr=0.005\)"):
-        session.rewind(before)
-    with pytest.raises(hf.OptionError, match="there is no snapshot 'after'; the session has 'with all'"):
-        session.rewind("after")
-    assert (twin.actor.version, twin.prompts.position, session.branch) == (updates, place, branch)
-    twin.critic = session.critic("tiny", train="tp2", optimizer=hf.AdamW())
-    with pytest.raises(hf.CheckpointError, match="let go"):
-        session.rewind(_forgotten(session))
-    session.rewind(before)
-    assert twin.actor.version == before.kept[0].num_updates
-    ppo_step(twin, 1).actor.wait()
-
-
-def _forgotten(session):
-    gone = session.snapshot("gone")
-    session.actor("tiny", train="dp2", rollout="tp1", optimizer=hf.AdamW(lr=3e-4)).run(lambda rank: None)
-    other = session.snapshot("other")
-    session.forget(gone)
-    session.forget(other)
-    return gone
+    there = actor.update(prepared, ppo.PolicyLoss(), mini_batches=2).rows
+    assert there[0]["loss"] == pytest.approx(here[0]["loss"], abs=1e-5)
+    assert there[0]["grad_norm"] == pytest.approx(here[0]["grad_norm"], rel=1e-3)
+    four.forget(before)

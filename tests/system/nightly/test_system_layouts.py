@@ -6,8 +6,6 @@ from system_helpers import OPENINGS, gap
 
 import hfsdk as hf
 
-pytestmark = pytest.mark.slow
-
 
 def likelihood(out, b):
     return -out.log_probs

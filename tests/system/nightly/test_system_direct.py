@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
+from shadow_helpers import PROMPTS, check_by_plan, check_weights, declared, likelihood
 from system_helpers import gap
-from test_system_shadows import PROMPTS, at, check_by_plan, declared, likelihood, shadow_parameters, trained_weights
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.resharding.boxes import vllm_boxes
 from hfsdk.session.session_parts import parts_of
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +26,6 @@ def links(session, ray, devices):
     workers = runtime_of(session).pools.devices
     read = lambda process: sorted(process._worker.links._joined)  # noqa: E731
     return ray.get([workers[device].handle.__ray_call__.remote(read) for device in devices])
-
-
-def check_weights(session, ray, actor, devices):
-    full, tp = trained_weights(actor), actor.layouts["rollout"].tp
-    for rank, local in enumerate(shadow_parameters(session, ray, devices)):
-        for box in vllm_boxes(actor.spec, tp, rank % tp):
-            part = local[box.local][at(box.local_start, box.size)]
-            assert np.array_equal(part, full[box.tensor][at(box.start, box.size)]), (rank, box)
 
 
 @pytest.mark.filterwarnings("ignore:actor is replaced")

@@ -48,7 +48,6 @@ def naive_scores(folder, batch):
         return np.array([model(torch.tensor(row[None].astype(np.int64))).logits[0, 0].item() for row in rows])
 
 
-@pytest.mark.slow
 def test_a_reward_model_learns_from_pairs_and_scores_as_transformers_does(lab, tmp_path):
     pairs, loss = lab.pairs[0], hf.BradleyTerry()
     before = lab.judge.compute_loss(pairs, loss).value
@@ -63,7 +62,6 @@ def test_a_reward_model_learns_from_pairs_and_scores_as_transformers_does(lab, t
     assert (scores[0::2] > scores[1::2]).mean() > 0.8
 
 
-@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_layout_or_micro_batches(lab):
     """A second judge, dp2 with large micro-batches, starts from the same random head: the same loss and gradient norm."""
     alike = lab.session.reward("tiny", layout="tp2", optimizer=hf.AdamW(lr=1e-3), micro_batch_tokens=300, name="one")

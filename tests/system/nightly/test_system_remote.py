@@ -17,9 +17,9 @@ import pytest
 from kept_kernel import Kernel, KernelError
 from tcp_proxy import Proxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 BEGIN = """
 import hfsdk as hf

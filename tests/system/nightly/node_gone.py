@@ -90,6 +90,7 @@ def main(holder, address, folder):
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     with tempfile.TemporaryDirectory(prefix="hfsdk-node-gone-") as folder:
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
         small = HOLDER.replace("num_cpus=2", "num_cpus=1")

@@ -5,8 +5,6 @@ from system_helpers import OPENINGS, lengths_reward
 
 import hfsdk as hf
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def session(ray_here):

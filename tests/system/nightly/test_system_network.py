@@ -13,10 +13,8 @@ import pytest
 
 from hfsdk.assets import home
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 
 SESSION = """
 import hfsdk as hf

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from system_helpers import until
+from expect import until
 
 import hfsdk as hf
-from hfsdk.engine.ray import fork_setup_worker, worker_forks
-
-pytestmark = pytest.mark.slow
+from hfsdk.engine.ray import worker_forks
 
 
 def look(rank):
@@ -63,26 +61,8 @@ def test_another_number_of_threads_is_that_of_forks_too(ray_here):
     assert "worker_forks" in worker["parent"]
 
 
-HERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-
-DRAWS = """
-import os
-from hfsdk.engine.ray import worker_forks
-worker_forks._import_ray({})
-from ray._raylet import WorkerID
-for _ in range(3):
-    if os.fork() == 0:
-        print(WorkerID.from_random().hex(), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_forks_do_not_draw_the_same_names():
-    """Two workers that started at once put objects of one name: the second died, and the driver waited for it for ever."""
-    done = subprocess.run([sys.executable, "-c", DRAWS], env=HERE, capture_output=True, text=True, check=True)
-    assert len(set(done.stdout.split())) == 3
-
+ROOT = Path(__file__).parents[3]
+HERE = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
 
 ON_ITS_OWN = """
 import json, sys, psutil
@@ -138,18 +118,3 @@ def test_one_process_imports_for_every_ray_and_its_forks_end_with_their_starters
             until("the server to end with its starter", lambda server=server: not psutil.pid_exists(server))
             with socket.socket(socket.AF_UNIX) as asker:
                 asker.connect(env[worker_forks.ENGINES])  # what imported is there for the next
-
-
-@pytest.mark.parametrize(
-    ("context", "can"),
-    [
-        ({}, True),
-        ({"env_vars": {"RAY_max_direct_call_object_size": "0"}, "py_executable": sys.executable, "command_prefix": []}, True),
-        ({"env_vars": {"OMP_NUM_THREADS": "4"}}, False),
-        ({"py_executable": "/usr/bin/other"}, False),
-        ({"command_prefix": ["nsys"]}, False),
-        ({"env_vars": {}, "override_worker_entrypoint": "/other.py"}, False),
-    ],
-)
-def test_which_environments_a_fork_can_have(context, can):
-    assert fork_setup_worker.forkable(context) is can

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 RUN_S = 300
 """On a quiet machine about a tenth of it."""
 

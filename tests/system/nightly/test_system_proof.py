@@ -3,36 +3,11 @@
 import numpy as np
 import pytest
 from system_helpers import OPENINGS
+from test_system_reshard import PARAMETER, plant
 
 import hfsdk as hf
 
-PARAMETER = "model.layers.1.mlp.down_proj.weight"
 PROMPTS = [text + " " for text in OPENINGS[:4]]
-
-
-def plant(rank, harm="number"):
-    """On rank 1: what was written into one parameter is another thing when the transport is over."""
-    import torch
-
-    from hfsdk.engine.weights import transport
-
-    if rank.rank != 1:
-        return
-    before = transport._Run.all
-
-    def all_and_harm(self, rounds):
-        before(self, rounds)
-        transport._Run.all = before  # once
-        with torch.no_grad():
-            target = self.targets[PARAMETER]
-            if harm == "number":
-                target[3, 5] += 1e-7
-            elif harm == "stride":
-                target.copy_(target.t().reshape(target.shape).clone())
-            else:
-                target[:8].mul_(0.999)  # as of an older version
-
-    transport._Run.all = all_and_harm
 
 
 def plant_in_state(rank):
@@ -90,7 +65,6 @@ def greedy(actor):
     return actor.generate(PROMPTS, max_new_tokens=4, temperature=0.0)["response"].flat
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["number", "stride", "older"])
 def test_what_is_planted_on_the_way_is_found_and_named(session, actor, harm):
     expected = greedy(actor)
@@ -119,7 +93,6 @@ def test_what_is_planted_on_the_way_is_found_and_named(session, actor, harm):
     assert actor.last_reshard.verified
 
 
-@pytest.mark.slow
 def test_a_state_that_is_not_what_it_was_is_found(session, actor, tmp_path):
     session.save(tmp_path)
     actor.run(plant_in_state)
@@ -137,7 +110,6 @@ def test_a_state_that_is_not_what_it_was_is_found(session, actor, tmp_path):
     assert actor.last_reshard.verified
 
 
-@pytest.mark.slow
 def test_a_kernel_that_packs_another_weight_is_found(actor):
     if actor.census().to_pandas()["moment"][0] != "both":
         return  # nothing is packed
@@ -173,7 +145,6 @@ def brevity(completions):
     return [-len(text) / 64 for text in completions]
 
 
-@pytest.mark.slow
 def test_a_run_checks_as_much_as_it_is_asked_to(session, actor):
     session.reward(brevity)
     prompts, algorithm = session.prompts(PROMPTS, batch_size=4), hf.GRPO(max_new_tokens=4, n=2, kl_coef=0.0)

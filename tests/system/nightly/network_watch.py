@@ -1,6 +1,6 @@
 """Run a command in a network of its own, and write down every name and every address beyond the machine that it asks for.
 
-    unshare --net --mount --pid --mount-proc --fork python tests/system/network_watch.py report.json python script.py
+    unshare --net --mount --pid --mount-proc --fork python tests/system/nightly/network_watch.py report.json python script.py
 
 In that network every address leads to the loopback, where nobody listens but a name server that knows no name. What comes by
 is written to ``report.json`` as ``{"asked": [names], "sent": [addresses beyond 127.0.0.0/8], "status": exit status}``. Packets of

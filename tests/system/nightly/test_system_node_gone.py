@@ -1,11 +1,9 @@
 """A node of two leaves in the middle of a run and comes back: node_gone.py tells what became of the run."""
 
 import pytest
-from system_helpers import told_by
+from other_processes import told_by
 
 from hfsdk.session.run_record import MEASURED
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

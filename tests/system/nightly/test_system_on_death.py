@@ -5,20 +5,19 @@ import signal
 import threading
 
 import pytest
-from system_helpers import OPENINGS, fingerprint, lengths_reward, pids, running, until
+from expect import until
+from system_helpers import OPENINGS, fingerprint, lengths_reward, pids, working
 
 import hfsdk as hf
 from hfsdk.session.run_record import MEASURED
-
-pytestmark = pytest.mark.slow
 
 
 def killer(session, after):
     """Kill a worker once after each of these numbers of steps, while a call runs."""
     for which, rows in enumerate(after):
-        until(f"step {rows}", lambda rows=rows: session.run is not None and len(session.run.rows) >= rows and running(session))
+        until(f"step {rows}", lambda rows=rows: session.run is not None and len(session.run.rows) >= rows and working(session))
         os.kill(pids(session)[which % 2], signal.SIGKILL)
-        until("the restore", lambda which=which: len(session.run.restores) > which, 120.0)
+        until("the restore", lambda which=which: len(session.run.restores) > which)
 
 
 def trained(folder, after, **options):

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import psutil
 import pytest
-from system_helpers import fingerprint, lengths_reward, ppo_batch, until
+from expect import until
+from system_helpers import fingerprint, lengths_reward, ppo_batch
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -281,16 +282,14 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    "how", ["killed", pytest.param("interrupted", marks=pytest.mark.slow), pytest.param("close", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["killed", "interrupted", "close"])
 def test_no_process_is_left_when_the_controllers_process_ends(how, tmp_path):
     before = {p.pid for p in children()}
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     with open(tmp_path / "log", "wb") as log:
         run = subprocess.Popen([sys.executable, str(script), how], stdin=subprocess.PIPE, stdout=log, stderr=log)
-    mine = until("two processes", lambda: [p for p in children() if p.pid not in before][1:] and children(), 120)
+    mine = until("two processes", lambda: [p for p in children() if p.pid not in before][1:] and children())
     mine = [p for p in mine if p.pid not in before]
     if how == "close":
         run.stdin.write(b"\n")

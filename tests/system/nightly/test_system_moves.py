@@ -7,8 +7,6 @@ from test_system_direct import end_in_the_next_transfer, pids, runtime_of
 
 import hfsdk as hf
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def session(ray_here):

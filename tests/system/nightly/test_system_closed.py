@@ -41,7 +41,7 @@ print(json.dumps({"pids": pids, "job": job, "words": words, "ray": ray.is_initia
 
 @pytest.mark.timeout(300)
 def test_a_closed_session_is_readable_and_leaves_nothing(ray_here, tmp_path):
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     script = SCRIPT.replace("REPORT", str(tmp_path / "r.html"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -141,7 +141,7 @@ def main(holder, address, cache):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     with tempfile.TemporaryDirectory(prefix="hfsdk-two-nodes-") as cache:
         variables = json.dumps({"HFSDK_FETCH_MODELS": "always", "HFSDK_HOME": cache})
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}

@@ -1,11 +1,8 @@
 """``Session(deterministic=True)`` on processors: nothing to do, and the same numbers as without."""
 
 import numpy as np
-import pytest
 
 import hfsdk as hf
-
-pytestmark = pytest.mark.slow
 
 
 def look(rank):
