@@ -1,4 +1,4 @@
-"""The training loop: over a fake controller for what can go wrong, over the simulated runtime for a whole PPO step."""
+"""The training loop: over the scripted runtime for what can go wrong, over the simulated one for a whole PPO step."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import signal
 from dataclasses import dataclass
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
-from tests.session.fakes import actor, controller, session  # noqa
 from hfsdk.algorithms import ppo
-from hfsdk.engine.calls import messages as m
-from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
-from tests.session.fakes import interrupts_after, session_over
+from tests.session.scripted import ScriptedRuntime, waits
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -51,7 +49,7 @@ def test_a_metric_does_not_take_another_numbers_place(session, ready):
         return 5.0
 
     for metrics, name in (([score_mean], "score_mean"), ([lambda batch: 1.0, lambda batch: 2.0], "<lambda>")):
-        with pytest.raises(hf.OptionError, match=rf"calls a number '{name}', which the algorithm or another metric gives"):
+        with refuses(hf.OptionError, repr(name), "the algorithm or another metric"):
             session.train(OneCall(), ready, steps=1, metrics=metrics)
 
 
@@ -81,36 +79,36 @@ def test_a_simulated_session_evaluates_nothing_and_says_so():
     with hf.Session.simulated("1x1 A100-80GB") as session:
         session.actor("tiny")
         session.reward(lambda completions: [0.0 for _ in completions])
-        with pytest.raises(hf.SimulatedValueError, match=r"session\.evaluate needs scores, and a simulated session has none"):
+        with refuses(hf.SimulatedValueError, "session.evaluate", "scores"):
             session.evaluate(TEXTS, num_prompts=2, max_new_tokens=4)
 
 
 def test_a_run_has_one_row_per_step(session, ready):
     run = session.train(OneCall(), ready, steps=3, metrics=[own, several])
-    assert run.history["score_mean"].tolist() == [0.5] * 3
+    assert run.history["score_mean"].tolist() == [4.0] * 3
     assert run.history["own"].tolist() == [2.0] * 3
     assert run.history["a"].tolist() == [1.0] * 3
     assert run.history["step"].tolist() == [0, 1, 2]
     assert session.history["reward_function"].str.startswith("lengths@").all()
     assert ready.position == 3
-    assert repr(run).startswith("Run(3 steps, finished, score 0.500, ")
+    assert repr(run).startswith("Run(3 steps, finished, score 4.000, ")
     assert repr(run).endswith(" device-hours)")
     assert session.train(OneCall(), ready, steps=1).history["step"].tolist() == [3]
 
 
-def test_a_step_that_is_cancelled_spends_no_seeds(session, actor, controller, ready):
+def test_a_step_that_is_cancelled_spends_no_seeds(session, runtime, ready):
     """Gone on with, the updates shuffle as they would have without the interruption."""
 
     class Trained(OneCall):
         def step(self, models, prompts):
             step = super().step(models, prompts)
-            models.actor.update(step.batch, lambda out, b: out.log_probs)
+            models.actor.update(step.batch, lambda out, b: out.log_probs).wait()
             self.hook()
             return step
 
     session.train(Trained(), ready, steps=2)
     algorithm = Trained()
-    first = len(controller.sent(m.Submit))
+    first = len(runtime.sent())
     calls = iter(range(10))
 
     def fail():
@@ -121,7 +119,7 @@ def test_a_step_that_is_cancelled_spends_no_seeds(session, actor, controller, re
     with pytest.raises(KeyboardInterrupt):
         session.train(algorithm, ready, steps=1)
     session.train(Trained(), ready, steps=1)
-    seeds = [s.arguments.seed for s in controller.sent(m.Submit)[first:] if s.method == "update"]
+    seeds = [work.orders[0].arguments.seed for work in runtime.sent()[first:] if work.call.method == "update"]
     assert len(seeds) == 2
     assert seeds[0] == seeds[1]
 
@@ -149,19 +147,21 @@ def test_the_first_interrupt_pauses_after_the_step(session, ready):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_second_cancels_and_the_prompts_come_back(session, ready, controller):
-    controller.held.add("generate")
-    algorithm = OneCall()
-    with pytest.raises(KeyboardInterrupt), interrupts_after(0.2, 0.5):
-        session.train(algorithm, ready, steps=5, metrics=[lambda batch: len(batch.wait())])
-    assert "cancelled" in controller.states.values()
+def test_the_second_cancels_and_the_prompts_come_back(session, ready, runtime, keyboard):
+    runtime.hold("generate")
+    keyboard(lambda: waits() and runtime.sent("generate"))
+    keyboard(lambda: waits() and session.run is not None and session.run.view()["asked"] == "pause")
+    with pytest.raises(KeyboardInterrupt):
+        session.train(OneCall(), ready, steps=5, metrics=[lambda batch: len(batch.wait())])
+    (generate,) = runtime.sent()
+    assert runtime.asked_to_stop == [generate.call.id]
     assert ready.position == 0
     assert session.run.rows == []
-    controller.held.clear()
-    assert len(session.train(algorithm, ready, steps=1).rows) == 1
+    runtime.let_go()
+    assert len(session.train(OneCall(), ready, steps=1).rows) == 1
 
 
-def test_a_failed_step_gives_back_what_its_algorithm_took_too(session, actor, ready, controller):
+def test_a_failed_step_gives_back_what_its_algorithm_took_too(session, actor, ready, runtime):
     class Imitates(OneCall):
         def __init__(self, ptx):
             super().__init__()
@@ -173,58 +173,58 @@ def test_a_failed_step_gives_back_what_its_algorithm_took_too(session, actor, re
 
     algorithm = Imitates(session.demonstrations(TEXTS, batch_size=1))
     session.train(algorithm, ready, steps=1)
-    controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
+    runtime.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
     with pytest.raises(hf.RewardFunctionError):
         session.train(algorithm, ready, steps=1)
     assert (ready.position, algorithm.ptx.position) == (1, 1)
 
 
-def test_what_failed_first_is_raised_and_not_what_waited_for_it(session, ready, controller):
-    first = hf.RewardFunctionError("no score today", role="reward")
-    waited = hf.DependencyError("its input reward.compute_scores failed", role="map")
-    again = hf.DependencyError("its input map failed", role="actor")
-    waited.__cause__, again.__cause__ = first, waited
-    controller.failing["compute_scores"] = again
-    with pytest.raises(hf.RewardFunctionError, match="no score today"):
-        session.train(OneCall(), ready, steps=1)
+class Mapped(OneCall):
+    """Its scores pass through a function of one's own."""
+
+    def step(self, models, prompts):
+        step = super().step(models, prompts)
+        return Step(step.batch.map(lambda table: {"scores": table["scores"]}, ["scores"], ["scores"]))
 
 
-def test_a_failed_step_gives_its_prompts_back(session, ready, controller):
+def test_what_failed_first_is_raised_and_not_what_waited_for_it(session, ready, runtime):
+    for method in ("generate", "compute_scores"):
+        runtime.failing = {method: hf.CallError("out of order today")}
+        with refuses(hf.CallError, method, "out of order today") as caught:
+            session.train(Mapped(), ready, steps=1)
+        assert not isinstance(caught.value, hf.DependencyError)
+
+
+def test_a_failed_step_gives_its_prompts_back(session, ready, runtime):
     session.train(OneCall(), ready, steps=1)
-    controller.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
+    runtime.failing["compute_scores"] = hf.RewardFunctionError("no", role="reward")
     with pytest.raises(hf.RewardFunctionError):
         session.train(OneCall(), ready, steps=2)
     assert ready.position == 1
 
 
-def test_saves_and_goes_on(session, ready, tmp_path, controller, length_reward):
+def test_a_run_goes_on_in_another_session_from_what_it_saved(session, ready, tmp_path, length_reward):
     session.train(OneCall(), ready, steps=4, save_every=2, folder=tmp_path)
     assert (tmp_path / "state-2").is_dir()
-    other = session_over(type(controller)(), session.cluster)
-    other.actor("tiny")
-    other.reward(length_reward)
-    prompts = other.prompts(TEXTS, batch_size=2)
-    run = other.train(OneCall(), prompts, steps=1, resume=tmp_path)
-    assert run.history["step"].tolist() == [4]
-    assert prompts.position == 5
-    assert len(other.history) == 5
-    other.close()
+    with hf.Session(runtime=ScriptedRuntime()) as other:
+        other.actor("tiny")
+        other.reward(length_reward)
+        prompts = other.prompts(TEXTS, batch_size=2)
+        run = other.train(OneCall(), prompts, steps=1, resume=tmp_path)
+        assert run.history["step"].tolist() == [4]
+        assert prompts.position == 5
+        assert len(other.history) == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"steps": 0}, "steps"),
-        ({"save_every": 1}, "folder"),
-        ({"save_every": -1, "folder": "x"}, "save_every"),
-        ({"metrics": [3]}, r"metrics must be a list of functions of 1 argument; got metrics\[0\]=3"),
-        ({"prompts": [3]}, "prompt 0 of the data is int"),
-        ({"metrics": [lambda batch: "high"]}, "must return a number"),
-    ],
-)
-def test_bad_options(session, ready, options, words):
-    with pytest.raises(hf.OptionError, match=words):
-        session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
+def test_bad_options_are_named(session, ready):
+    bad = [
+        ({"steps": 0}, ["steps", 0]), ({"save_every": 1}, ["folder"]), ({"save_every": -1, "folder": "x"}, ["save_every", -1]),
+        ({"metrics": [3]}, ["metrics[0]=3"]), ({"prompts": [3]}, ["prompt 0", "int"]),
+        ({"metrics": [lambda batch: "high"]}, ["a number"]),
+    ]  # fmt: skip
+    for options, named in bad:
+        with refuses(hf.OptionError, *named):
+            session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
 
 
 class Falls(OneCall):
@@ -244,7 +244,7 @@ def test_a_run_that_gets_worse_is_told_once_with_what_to_do(session, ready):
         run = session.train(Falls(), ready, steps=20)
     assert len(told) == 1
     assert len(run.warnings) == 1
-    assert run.warnings == parts_of(session).context.messages
+    assert run.warnings == session.messages
     assert ", 1 warning, " in repr(run)
     assert run.warnings[0] in hf.viz.picture(run).to_text()
     with pytest.warns(UserWarning, match="the score fell"):
@@ -258,16 +258,16 @@ def test_the_bar_is_off_unless_someone_looks(session, ready, capsys):
     assert "1/1" in capsys.readouterr().out
 
 
-def test_evaluate(session, ready, actor):
+def test_evaluate_measures_so_many_prompts_and_moves_no_stream(session, ready, actor):
     session.reference(actor)
-    frame = session.evaluate(ready, num_prompts=4)
-    assert frame.loc[0, "score_mean"] == 1.5
+    frame = session.evaluate(ready, num_prompts=4, max_new_tokens=7)
+    assert frame.loc[0, "score_mean"] == 7.0
     assert frame.loc[0, "kl_mean"] == 0.0
     assert frame.loc[0, "num_prompts"] == 4
     assert len(frame.attrs["samples"]) == 3
     assert ready.position == 0
     assert session.evaluate(["one", "two"], num_samples=0).loc[0, "num_prompts"] == 2
-    with pytest.raises(hf.OptionError, match="num_prompts"):
+    with refuses(hf.OptionError, "num_prompts", 0):
         session.evaluate(ready, num_prompts=0)
 
 
@@ -320,24 +320,24 @@ def test_training_on_a_virtual_clock(simulated, length_reward):
     assert len(simulated.trace[0]) >= len(simulated.trace[1]) > 8
 
 
-def test_what_a_simulated_session_knows(simulated, tmp_path):
-    with pytest.raises(hf.ModelNotFoundError, match="takes presets"):
+def test_a_simulated_session_knows_presets_devices_and_their_memory(simulated):
+    with refuses(hf.ModelNotFoundError, "'nothing'", "presets"):
         simulated.actor("nothing")
-    with pytest.raises(hf.LayoutError, match="needs 32 devices; the session has 16"):
+    with refuses(hf.LayoutError, "32 devices", 16):
         simulated.actor("llama-70b", train="tp8 pp4")
     assert simulated.actor(hf.ModelSpec.preset("llama-13b")).spec.name == "llama-13b"
-    with pytest.raises(hf.DeviceMemoryError, match=r"exists 80\.00"):
+    with refuses(hf.DeviceMemoryError, "80.00"):
         simulated.place()
 
 
 def test_a_list_trains_as_a_stream_does_and_goes_on_where_it_was(session, actor, length_reward):
     session.reward(length_reward)
     texts = [f"review {i}" for i in range(40)]
+    alike, seen = session.prompts(texts, batch_size=32), []
     for _ in range(2):
-        run = session.train(hf.GRPO(n=2, kl_coef=0.0), texts, steps=1, progress=False)
-        assert len(run.rows) == 1
-    found = parts_of(session).sources.stream_of(texts)
-    assert (found.batch_size, found.position) == (32, 2)
+        run = session.train(OneCall(), texts, steps=1, progress=False)
+        seen.append(run.last.batch.text("prompt"))
+    assert seen == [alike[0].text("prompt"), alike[1].text("prompt")]
 
 
 def train_ppo(session, prompts, steps, **options):
