@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from expect import refuses
+from layout_sweep import Sweep
 from trainer_laws import *  # noqa: F403  (its fixtures and tests, asked of SWEEP)
-from trainer_laws import Sweep
+from trainer_laws import COMPARED
 
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Ragged, Table
@@ -24,6 +25,7 @@ SWEEP = Sweep(
         "errors": ("tp1", "tp2 pp2"), "distributed": ("dp2 zero",), "recompute": ("tp2", "pp2"),
     },
     dict.fromkeys(LAYOUTS, ("untied", "qwen3 critic", "windowed mistral")),
+    COMPARED,
 )  # fmt: skip
 
 

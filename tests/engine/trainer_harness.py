@@ -163,6 +163,15 @@ def once_for_each_size(all_checks, layouts, root, *more):
     return look
 
 
+def all_checks(rank, world_size, layouts, root, sweep, checks, harness):
+    """Make every check of these layouts, one after the other in the same processes."""
+    return {
+        layout: {name: checks[name](here) for name in sweep.checks_of(layout)}
+        for layout in layouts
+        for here in [harness(layout, root, world_size, sweep.models[layout])]
+    }
+
+
 class Harness:
     """The roles of one layout on this rank."""
 

@@ -1,16 +1,11 @@
-"""The laws of the trainer, for whichever layouts and models a module of tests asks them of: plain transformers and PyTorch
-are the reference.
+"""The laws of the trainer, for the layouts and models of a module's ``SWEEP``: plain transformers and PyTorch are the reference."""
 
-A module has ``SWEEP``, a :class:`Sweep` of the layouts of each check, and imports everything from here. One spawn per world size
-runs all checks of its layouts; the tests then look at what came back.
-"""
-
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from layout_sweep import of
 from trainer_harness import (
     EMPTY_ROW,
     LEARNING_RATE,
@@ -22,7 +17,6 @@ from trainer_harness import (
     farthest,
     is_critic,
     loss_of,
-    once_for_each_size,
     policy_loss,
     reference_model_at,
     value_loss,
@@ -31,22 +25,6 @@ from trainer_harness import (
 from whole_state import set_state, state_of
 
 from hfsdk.core.table import Ragged, Table
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Layouts and, by check, those of them that it is made on."""
-
-    layouts: dict
-    """Layout -> world size. "tp1" is one of them, which the others are compared with; "zero" has the distributed optimizer."""
-    checks: dict
-    """Check -> its layouts."""
-    models: dict
-    """Layout -> names of the models that checks of all models go over."""
-
-    def checks_of(self, layout):
-        return [check for check, layouts in self.checks.items() if layout in layouts or (layout == "tp1" and check in COMPARED)]
-
 
 COMPARED = ("gradients", "saving")
 """Checks whose findings on one rank are what other layouts must find."""
@@ -455,40 +433,7 @@ CHECKS = {
     "bf16": check_bf16, "offload": check_offload, "errors": check_errors, "distributed": check_distributed,
     "recompute": check_recompute,
 }  # fmt: skip
-
-
-def all_checks(rank, world_size, layouts, root, sweep):
-    """Run every check of these layouts, one after the other in the same processes."""
-    return {
-        layout: {name: CHECKS[name](harness) for name in sweep.checks_of(layout)}
-        for layout in layouts
-        for harness in [Harness(layout, root, world_size, sweep.models[layout])]
-    }
-
-
-@pytest.fixture(scope="module")
-def results(case, request):
-    """``results(layout, check)`` -> one entry per rank; only the layouts of this run's tests are computed."""
-    here = [item.callspec.params for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    asked, sweep = {"tp1"} | {params.get("layout") for params in here}, request.module.SWEEP
-    sizes = {name: size for name, size in sweep.layouts.items() if name in asked}
-    return once_for_each_size(all_checks, sizes, case["root"], sweep)
-
-
-def pytest_generate_tests(metafunc):
-    """Each law is asked of the layouts that its check is made on."""
-    if "layout" in metafunc.fixturenames:
-        metafunc.parametrize("layout", metafunc.module.SWEEP.checks[metafunc.function.check])
-
-
-def of(check):
-    """Name the check whose findings a test looks at."""
-
-    def mark(test):
-        test.check = check
-        return test
-
-    return mark
+HARNESS = Harness
 
 
 # ---- the laws
