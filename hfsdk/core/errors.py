@@ -20,6 +20,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
     `-- CallError (RuntimeError)            a call failed while it ran: names role, rank, call and line
         |-- RewardFunctionError             the user's reward function raised, hung or returned nonsense
         |-- NonFiniteLossError              the loss or a gradient was NaN or infinite; the step was refused
+        |-- WeightMismatchError             weights that moved are not those that left, by their fingerprints
         |-- WorkerDiedError                 a worker process ended; its pool was rebuilt
         |-- LostColumnError                 the column's owner died; says which call to run again
         |-- CallCancelledError

@@ -76,8 +76,9 @@ def family_of(config: Mapping[str, Any], name: str) -> str:
     architectures = config.get("architectures") or []
     known = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
     if not known:
+        given = ", ".join(map(shown, architectures[:4])) if isinstance(architectures, list) else shown(architectures)
         raise UnsupportedModelError(
-            f"{name} has architecture {shown(architectures or 'none')}; hfsdk runs {sorted(FAMILIES)}. "
+            f"{name} has architecture {given or 'none'}; hfsdk runs {', '.join(sorted(FAMILIES))}. "
             "Use a model of one of these architectures."
         )
     return FAMILIES[known[0]]

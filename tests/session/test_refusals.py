@@ -532,3 +532,11 @@ def test_scores_that_are_none_are_named_with_their_sample(real, function, named)
     with refuses(hf.RewardFunctionError, "reward.compute_scores", *named):
         reward.compute_scores(real.s.batch(prompt=[[1]] * 4, response=[[2]] * 4)).wait()
     real.s.reward(length)
+
+
+def test_a_reward_function_without_a_model_says_whose_tokenizer_is_missing(monkeypatch):
+    monkeypatch.chdir(model_folder("tiny"))  # the tokenizer of the folder that one happens to be in is nobody's
+    with hf.Session(runtime=ScriptedRuntime()) as session:
+        batch = session.batch(prompt=[[1]], response=[[2]])
+        with refuses(hf.ColumnError, "reward function", "tokenizer", "session.actor('tiny')"):
+            session.reward(length).compute_scores(batch).wait()

@@ -277,8 +277,10 @@ def text_decoder(folder: str) -> Callable[[list[int]], str]:
     """Return a function from token ids to text, special tokens left out, from ``folder/tokenizer.json``.
 
     Raises:
-        ColumnError: the folder has no tokenizer.
+        ColumnError: there is no folder, or no tokenizer in it.
     """
+    if not folder:
+        raise ColumnError("a reward function is given texts, and no model with a tokenizer is declared, e.g. session.actor('tiny')")
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise ColumnError(f"{folder} has no tokenizer.json, so tokens cannot be turned into text for a reward function")
