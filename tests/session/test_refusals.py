@@ -486,7 +486,7 @@ MAMBA = {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
     [
         ("actor critic", with_an_absurd_header, {}, hf.ModelNotFoundError, ("model.safetensors", f"{2**62:,}", "100,000,000")),
         ("actor critic", Path.unlink, {}, hf.ModelNotFoundError, ("no *.safetensors", "tokenizer.json", "save_pretrained(folder)")),
-        ("actor critic", as_it_is, MAMBA, hf.UnsupportedModelError, ("'MambaForCausalLM'", "'LlamaForCausalLM'")),
+        ("actor critic", as_it_is, MAMBA, hf.UnsupportedModelError, ("'MambaForCausalLM'", "LlamaForCausalLM")),
         ("actor", as_it_is, SMALL_HEADS, hf.UnsupportedModelError, ("head_dim 16", "32, 64", "a GPU")),
     ],
 )
