@@ -1,4 +1,4 @@
-"""Real workers for the system tests: one Ray for the whole run and sessions on it that most tests share.
+"""Which tests a run takes (``--tier``, by ``tiers.toml``), and real workers: one Ray for the run and sessions that tests share.
 
 Nothing heavy is imported before a test asks for one of these fixtures.
 """
@@ -16,48 +16,93 @@ from pathlib import Path
 
 import pytest
 
+import tiers
+
 sys.path.insert(0, str(Path(__file__).parent / "system"))
 from system_helpers import declare, outcome, ppo_step
 
 SEED = 7
+RESULTS = None
+"""Where this run writes down what ended (``--results``)."""
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kept sessions of tests are nobody's else
 
-WITH_WORKERS = ("system", "numerics")
-"""Folders of tests that share sessions of workers."""
-ALONE = ("test_system_kept.py", "test_system_remote.py", "test_system_nodes.py", "test_system_node_gone.py")
-"""Files there whose sessions are in processes of their own."""
-LONG_FIRST = {"numerics": 0, "system": 0, "viz": 1, "notebooks": 2, "test_without_engines.py": 2, "engine": 3}
-"""What takes long: were it last, one process would wait for the other. The rest is after these."""
+OWN_SESSIONS = (
+    "test_system_kept.py",
+    "test_system_remote.py",
+    "test_system_nodes.py",
+    "test_system_node_gone.py",
+)
+"""Files of system tests whose sessions are in processes of their own: they share no workers with others."""
+LONG_FIRST = ("workers", "engine", "viz")
+"""Groups of tests that take long, in the order in which they begin: were they last, one process would wait for the other."""
 
 
-def _folder(nodeid):
-    return nodeid.split("::")[0].split("/")[1]
+def pytest_addoption(parser):
+    parser.addoption("--tier", choices=tiers.RUNS, help="the tests of one tier, or of `make test`, `make check` or `make nightly`")
+    parser.addoption("--results", type=Path, metavar="FILE", help="write down each test as it ends; leave out what passed there")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not import a file that has nothing for this run."""
+    tier = config.getoption("tier")
+    if tier and collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+        file = collection_path.relative_to(config.rootpath).as_posix()
+        return None if tiers.TIERS.may_hold(file, tier) else True
+    return None
+
+
+def group_of(nodeid):
+    """Return the group that runs in one process from its first test to its last: by shared workers, ranks or browser, else by file."""
+    folder, _, file = nodeid.split("::")[0].removeprefix("tests/").rpartition("/")
+    room = folder.split("/")[0]
+    if room == "system" and file not in OWN_SESSIONS:
+        return "workers"
+    if room in ("engine", "viz") and tiers.TIERS.tier_of(nodeid) in ("engine", "system"):
+        return room
+    if room == "numerics" and tiers.TIERS.tier_of(nodeid) == "system":
+        return "workers"
+    return nodeid.split("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With two processes (``-n 2``) each takes what is next: tests that share workers or a browser together, others by files."""
+    """With two processes (``-n 2``) each takes the group that is next."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFolder(LoadScopeScheduling):
+    class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file, folder = nodeid.split("::")[0], _folder(nodeid)
-            if folder in WITH_WORKERS and not file.endswith(ALONE):
-                return "workers"
-            return folder if folder == "viz" else file
+            return group_of(nodeid)
 
     config.option.loadscopereorder = False  # by the order below, and not by how many tests there are
-    return ByFolder(config, log)
+    return ByGroup(config, log)
 
 
-def pytest_collection_modifyitems(items):
-    """Put folders that take long first; what needs no order keeps its own."""
-    items.sort(key=lambda item: LONG_FIRST.get(_folder(item.nodeid), len(LONG_FIRST)))
+def pytest_collection_modifyitems(config, items):
+    """Take what the run asks for, long groups first; what needs no order keeps its own."""
+    tier, results = config.getoption("tier"), config.getoption("results")
+    wanted = tiers.TIERS.ids_of(tier) if tier else None
+    passed = tiers.passed_in(results) if results else frozenset()
+    left_out = [item for item in items if (wanted and not wanted(item.nodeid)) or item.nodeid in passed]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(map(id, left_out))
+        items[:] = [item for item in items if id(item) not in gone]
+    order = {group: place for place, group in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def pytest_runtest_logreport(report):
+    """Write down what ended, where the run was asked to: of all processes, by the one that started them."""
+    if RESULTS is not None:
+        RESULTS.add(report)
 
 
 def pytest_configure(config):
     """Where all processes of a run are started from here, one more imports the engines for every Ray of theirs."""
+    global RESULTS
+    if config.getoption("results") and "PYTEST_XDIST_WORKER" not in os.environ:
+        RESULTS = tiers.Results(config.getoption("results"))
     if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         from hfsdk.engine.ray import worker_forks
 
