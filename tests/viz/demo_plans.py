@@ -139,6 +139,6 @@ def answer(cluster: ClusterSpec, workload: Workload, placement: str, layouts: An
     )
 
 
-def what_if(cluster: str = "16x8 A100-80GB", **options: Any) -> WhatIf:
+def what_if(cluster: str = "16x8 A100-80GB", answer: Any = answer, **options: Any) -> WhatIf:
     spec = ClusterSpec.parse(cluster, 2.0)
     return WhatIf(answer, spec, Workload(**options), roles=["actor", "critic"], rollouts=["actor"], max_tokens=8192)

@@ -1,30 +1,30 @@
-"""Pictures on a page of their own in a real browser: buttons, selectors, hovering and keys give the numbers of the nouns."""
+"""Pictures on a page of their own in chromium: the laws of ``test_page.py`` again, and those that hang on boxes and colours."""
 
 from __future__ import annotations
 
 import json
 import re
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.layout import Layout
-from hfsdk.core.placement import Placement, Pool
-from hfsdk.core.roles import RoleSpec
-from hfsdk.core.trace import Trace
 from hfsdk.session.memory_use import MemoryUse
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.frame import bytes_text, html_page, seconds_text
+from hfsdk.viz.frame import html_page
 from hfsdk.viz.placement.view import PlacementPicture, placement_view
-from tests.viz import demo, harness
+from hfsdk.viz.report import write_report
+from tests.viz import demo, demo_plans, harness
+from tests.viz import token_batches as made
 from tests.viz.bad_pictures import calibrated, counted, drained_trace, flow_of, gap_of, held_trace, plan_of, rows_of, run_of
+from tests.viz.test_page import *  # noqa: F403 - its tests, with the fixtures below
+from tests.viz.test_page import SPEC, tip
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
@@ -40,10 +40,10 @@ def show(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     outside: list[str] = []
     pages = []
 
-    def opened(picture: Any) -> Any:
+    def opened(picture: Any, **options: Any) -> Any:
         file = tmp_path / f"page{len(pages)}.html"
         file.write_text(html_page("picture", picture.to_html()), encoding="utf-8")
-        page = chromium.new_page(viewport={"width": 1240, "height": 1000})
+        page = chromium.new_page(**{"viewport": {"width": 1240, "height": 1400}, "reduced_motion": "reduce", **options})
         pages.append(page)
         harness.watch(page, console, outside)
         page.goto(f"file://{file}")
@@ -57,82 +57,10 @@ def show(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     assert outside == []
 
 
-def tip(page: Any) -> dict[str, str]:
-    """The tooltip as label -> text."""
-    found = page.locator(".hf-tip")
-    return dict(zip(found.locator("dt").all_inner_texts(), found.locator("dd").all_inner_texts(), strict=True))
-
-
-def rows(page: Any, css: str) -> list[int]:
-    return sorted(page.eval_on_selector_all(css, "es => es.map((e) => Number(e.dataset.row))"))
-
-
-def frames(page: Any) -> None:
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-# ---------------------------------------------------------------- timeline
-
-
-def test_the_critical_path_button_marks_its_calls_and_what_ran_for_them(show: Any) -> None:
-    trace = demo.pools_trace()
-    page = show(picture_of(trace))
-    button = page.locator("button", has_text="critical path")
-    assert button.get_attribute("aria-pressed") == "false"
-    button.click()
-    frames(page)
-    assert button.get_attribute("aria-pressed") == "true"
-    path = {s.call_id for s in trace.critical_path()}
-    frame = trace.to_pandas()
-    on = frame["call_id"].isin(path)
-    assert 0 < on.sum() < len(frame)
-    assert rows(page, ".hf-critical") == frame.index[on].tolist()
-    assert rows(page, ".hf-faded") == frame.index[~on].tolist()
-    button.click()
-    frames(page)
-    assert page.locator(".hf-critical, .hf-faded").count() == 0
-
-
-def test_the_critical_path_is_seen_without_a_click_where_some_calls_are_off_it(show: Any) -> None:
-    trace = demo.pools_trace()
-    page = show(picture_of(trace))
-    frame, path = trace.to_pandas(), {s.call_id for s in trace.critical_path()}
-    calls = frame["device"].isna()
-    assert page.locator(".hf-on-path").count() == (frame["call_id"].isin(path) & calls).sum()
-    assert page.locator(".hf-path-words").inner_text() == f"{len(path)} of {calls.sum()} calls are on the critical path"
-
-
-def test_where_every_call_is_critical_a_line_says_so(show: Any) -> None:
-    page = show(picture_of(demo.step_trace()))
-    assert page.locator(".hf-path-words").inner_text() == "every call is on the critical path"
-    assert page.locator(".hf-on-path").count() == 0
-    assert not page.locator("button", has_text="critical path").is_visible(), "it would change nothing"
-
-
-def test_the_step_selector_and_the_pipeline_button_zoom(show: Any) -> None:
-    trace = demo.step_trace(steps=3)
-    page = show(picture_of(trace))
-    steps = page.get_by_label("step", exact=True)
-    assert steps.locator("option").all_inner_texts() == ["all steps", "step 0", "step 1", "step 2"]
-    steps.select_option("step 1")
-    frames(page)
-    shown = rows(page, ".hf-span")
-    frame = trace.to_pandas()
-    assert set(frame.index[frame["step"] == 1]) <= set(shown)
-    assert frame.loc[shown, "step"].isin([1, 2]).all(), "the first call of the next step begins at the edge"
-    assert f"of {trace.duration_s:.2f} s" in page.locator(".hf-info").inner_text()
-    steps.select_option("all steps")
-    frames(page)
-    assert len(rows(page, ".hf-span")) == len(trace)
-    page = show(picture_of(demo.pools_trace()))
-    page.locator("button", has_text="pipeline").click()
-    frames(page)
-    assert "1.00 s of 1.70 s" in page.locator(".hf-info").inner_text(), "the update, from 0.7 s to the end"
-    page.keyboard.press("Tab")
-    assert page.locator("table", has_text="micro-batches").locator("td").all_inner_texts() == [
-        text for device in (0, 1) for text in
-        (f"actor.update, device {device}", "1", "300 ms", "500 ms", "200 ms", "20 %")
-    ]  # fmt: skip
+@pytest.fixture
+def frames() -> Callable[[Any], None]:
+    """Wait until what was asked to be drawn is drawn."""
+    return harness.frames
 
 
 def test_hovering_the_sequences_gives_the_numbers_of_drain(show: Any) -> None:
@@ -155,138 +83,86 @@ def test_hovering_the_sequences_gives_the_numbers_of_drain(show: Any) -> None:
     assert not page.locator(".hf-tip").is_visible()
 
 
-def test_several_traces_have_their_names_and_their_totals(show: Any) -> None:
-    traces = {"one": demo.step_trace(), "two": demo.pools_trace()}
-    page = show(hf.viz.timelines_picture(traces))
-    assert page.locator(".hf-case").all_text_contents() == ["one", "two"]
-    table = page.locator("table", has_text="device-seconds").locator("tbody tr")
-    for row, trace in zip(table.all(), traces.values(), strict=True):
-        total, idle = trace.device_seconds()
-        words = row.locator("td").all_inner_texts()
-        assert words[3:5] == [seconds_text(total), seconds_text(idle)]
-    page.locator(f'.hf-span[data-row="{len(demo.pools_trace()) - 1}"]').last.hover()
-    assert tip(page)["row"] == str(len(demo.pools_trace()) - 1), "the row of its own trace"
+def test_playing_flies_pieces_and_ends_at_the_last_step(show: Any) -> None:
+    page = show(hf.viz.reshard_picture(hf.ReshardPlan.between(SPEC, "tp2", "tp1")), reduced_motion="no-preference")
+    page.locator("select").select_option(index=4)
+    last = int(page.locator('input[type="range"]').get_attribute("max"))
+    page.locator('input[type="range"]').fill(str(last - 3))
+    page.locator(".hf-play").click()
+    page.wait_for_function("() => document.querySelectorAll('.hf-bird').length > 0")
+    assert page.locator(".hf-play").get_attribute("aria-label") == "pause"
+    page.wait_for_function(f"() => document.querySelector('input[type=range]').value === '{last}'")
+    page.wait_for_function("() => document.querySelectorAll('.hf-bird').length === 0")
+    assert page.locator('.hf-after[data-arrived="0"]').count() == 0
 
 
-# ---------------------------------------------------------------- placement, comparison, memory, dashboard
+# ---------------------------------------------------------------- colours and boxes
 
 
-def test_the_mesh_outlines_the_groups_of_a_rank(show: Any) -> None:
-    layout = Layout(tp=2, pp=2, dp=2)
-    data = demo.placement_data(1, 8)
-    mesh = layout.mesh()
-    role = data["roles"][0]
-    role |= {"train": str(layout), "rollout": None}
-    role["shards"] = [
-        dict(s, tp=mesh.coordinates(rank).tp, pp=mesh.coordinates(rank).pp, dp=mesh.coordinates(rank).dp, rollout_replica=None)
-        for rank, s in enumerate(role["shards"])
-    ]
-    page = show(PlacementPicture(placement_view(data)))
-    cells = page.locator(".hf-cell")
-    assert cells.count() == 8
-    here = mesh.coordinates(5)
-
-    def group(axis: str) -> list[int]:
-        others = [a for a in ("tp", "pp", "dp") if a != axis]
-        found = [r for r in range(8) if all(getattr(mesh.coordinates(r), a) == getattr(here, a) for a in others)]
-        return sorted(r for r in found if r != 5)
-
-    page.locator('.hf-cell[data-rank="5"]').hover()
-    for axis in ("tp", "pp", "dp"):
-        found = page.eval_on_selector_all(f'.hf-shard[data-group="{axis}"]', "es => es.map((e) => Number(e.dataset.row))")
-        assert sorted(found) == group(axis), "rows of the first role are its ranks"
-        assert tip(page)[f"{axis} group"] == "ranks " + " ".join(map(str, sorted([5, *group(axis)])))
-    assert page.locator('.hf-shard[data-group="self"]').count() == 1
-    dashes = page.eval_on_selector_all(".hf-cell rect.hf-current", "es => es.map((e) => e.getAttribute('stroke-dasharray'))")
-    assert sorted(map(str, dashes)) == ["1.5 2.5", "5 2", "None", "None"], "itself and tp solid, pp dashed, dp dotted"
-    page.mouse.move(5, 5)
-    assert page.locator("[data-group]").count() == 0
-    page.get_by_label("order of the ranks").select_option("G numbers of the paper (tp, pp, dp)")
-    number = 1 + here.dp * 4 + here.pp * 2 + here.tp
-    assert page.locator('.hf-cell[data-rank="5"]').text_content() == f"G{number}"
+CONTRAST = """e => {
+  const paint = (color) => {
+    const c = document.createElement("canvas").getContext("2d");
+    c.fillStyle = color;
+    c.fillRect(0, 0, 1, 1);
+    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return [...c.getImageData(0, 0, 1, 1).data.slice(0, 3)].map((v) => linear(v / 255));
+  };
+  const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05, style = getComputedStyle(e);
+  const [a, b] = [light(paint(style.color)), light(paint(style.backgroundColor))];
+  return Math.max(a, b) / Math.min(a, b);
+}"""
 
 
-def test_the_comparisons_bars_and_errors(show: Any) -> None:
-    slow = [replace(s, duration_s=s.duration_s * (1.5 if s.method == "generate" else 0.8)) for s in demo.step_trace()]
-    comparison = demo.step_trace().compare(Trace.of([replace(s, predicted=True) for s in slow], "said"))
-    page = show(picture_of(comparison))
-    frame = comparison.to_pandas()
-    scale = None
-    for i, row in frame.iterrows():
-        mark = page.locator(f'.hf-row[data-row="{i}"]')
-        assert float(mark.get_attribute("data-error")) == pytest.approx(row["error_s"], abs=1e-9)
-        widths = [float(mark.locator(f".hf-bar-{k}").get_attribute("width")) for k in ("this", "other")]
-        scale = scale or widths[0] / row["this_s"]
-        assert widths == pytest.approx([scale * row["this_s"], scale * row["other_s"]])
-        assert "hf-predicted" in mark.locator(".hf-bar-other").get_attribute("class")
-        assert "hf-predicted" not in mark.locator(".hf-bar-this").get_attribute("class")
-        sign = "+" if row["error_s"] >= 0 else "−"
-        assert mark.locator(".hf-error-text").text_content().startswith(f"{sign}{abs(100 * row['error']):.0f} % ({sign}")
-    page.locator('.hf-row[data-row="0"]').hover()
-    assert tip(page) == {"row": "0", "PPO, step 0": "1.20 s", "said": "1.80 s", "error": "+50 % (+600 ms)"}
-    page.locator(".hf-host").focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    assert page.locator(".hf-current-row").get_attribute("data-row") == "1"
-    assert page.locator(".hf-say").inner_text().startswith("actor.compute_log_probs, row 1, PPO, step 0 300 ms")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_the_strongest_colours(show: Any, scheme: str) -> None:
+    columns = made.columns()
+    numbers = columns["advantages"].flat.copy()
+    numbers[:2] = np.inf, -np.inf
+    entropy = columns["advantages"].map(np.abs(numbers))
+    columns |= {"advantages": columns["advantages"].map(numbers), "entropy": entropy}
+    batch = hf.Batch.from_columns(made.LocalClient(), columns)
+    page = show(hf.viz.tokens_picture(batch, [0], color="advantages"), color_scheme=scheme)
+    above, below = page.locator('.hf-tok[data-row="0"]'), page.locator('.hf-tok[data-row="1"]')
+    assert above.evaluate("e => e.style.borderTopColor") != "", "a line above says positive without colour"
+    assert below.evaluate("e => e.style.borderBottomColor") != ""
+    assert [t.evaluate("e => e.style.backgroundColor").split("%")[0][-2:] for t in (above, below)] == ["64", "64"]
+    for token in (above, below):
+        assert token.evaluate(CONTRAST) >= 4.5
+    page.locator(".hf-color").select_option("entropy")
+    assert page.locator('.hf-tok[data-row="0"]').evaluate(CONTRAST) >= 4.5
 
 
-def test_the_memorys_bars_are_its_bytes(show: Any) -> None:
-    model = hf.ModelSpec.preset("llama-7b")
-    role = RoleSpec(name="actor", kind="actor", model=model, train=Layout(tp=2), rollout=Layout(tp=2), dtype="bf16")
-    placement = Placement((Pool("all", (0, 1)),), {"actor": "all"})
-    use = MemoryUse(held_trace(), (role,), placement, ClusterSpec.parse("1x2 H200"), "m")
-    page = show(picture_of(use))
-    frame = use.to_pandas()
-    view = picture_of(use).view
-    for device in (0, 1):
-        drawn = page.locator(f'.hf-device-memory[data-device="{device}"]')
-        mine = frame[frame["device"] == device]
-        assert rows(page, f'[data-device="{device}"] .hf-held') == sorted(mine["row"])
-        held = drawn.locator(f'.hf-held[data-row="{mine["row"].iloc[0]}"] rect')
-        sizes = {e.get_attribute("data-part"): float(e.get_attribute("height")) for e in held.all()}
-        one = sizes["weights"] / 1e9
-        parts = ("weights", "optimizer", "kv_cache")
-        assert sizes == pytest.approx({p: one * mine[f"{p}_bytes"].iloc[0] for p in parts})
-        planned = view["devices"][device]["planned"]
-        stack = {e.get_attribute("data-part"): float(e.get_attribute("height")) for e in drawn.locator(".hf-predicted rect").all()}
-        wanted = {k: max(0.5, one * v) for k, v in planned.items() if v and k != "asked"}
-        assert stack == pytest.approx(wanted)
-    page.locator('[data-device="1"] .hf-held').first.hover()
-    found = tip(page)
-    assert (found["weights"], found["optimizer"], found["KV cache"]) == ("1.00 GB", "2.00 GB", "500 MB")
-    assert (found["tensors in all"], found["resident (process)"]) == ("3.50 GB", "4.00 GB")
-    page.locator('[data-device="1"] .hf-predicted').hover()
-    assert tip(page)["in all"] == bytes_text(view["devices"][1]["planned"]["asked"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_can_be_read(show: Any, scheme: str) -> None:
+    batch = made.batch(6)
+    pictures = [
+        picture_of(demo_plans.plan()), picture_of(demo_plans.what_if()), picture_of(demo.step_trace()),
+        hf.viz.tokens_picture(batch), hf.viz.credit_picture(batch), picture_of(plan_of("m", "tp4", "tp2")),
+        picture_of(flow_of("actor", 1.0)),
+    ]  # fmt: skip
+    for picture in pictures:
+        page = show(picture, color_scheme=scheme)
+        channels = "(c) => c.match(/[0-9.]+/g).slice(0, 3).map(Number)"
+        paper, ink = (page.evaluate(f"({channels})(getComputedStyle(document.querySelector('.hf')).{of})")
+                      for of in ("backgroundColor", "color"))  # fmt: skip
+        assert (sum(paper) > sum(ink)) == (scheme == "light"), picture.name
+        assert abs(sum(paper) - sum(ink)) > 300, picture.name
 
 
-def test_the_dashboard_opens_steps_by_click_and_key(show: Any) -> None:
-    run = run_of(rows_of(None, 4))
-    page = show(picture_of(run))
-    assert page.locator(".hf-step .hf-title").inner_text().startswith("step 3")
-    panel = page.locator('[data-curve="score_mean"]')
-    panel.locator('circle[data-step="1"]').hover()
-    assert tip(page)["score_mean"] == "1.5"
-    assert tip(page)["busy_share"] == "150 %"
-    panel.locator('circle[data-step="1"]').click()
-    assert page.locator(".hf-step .hf-title").inner_text() == "step 1, 1.50 s"
-    assert panel.locator(".hf-last").text_content() == "step 1: 1.5"
-    widths = "es => es.map((e) => [e.dataset.call, Number(e.getAttribute('width'))])"
-    calls = page.eval_on_selector_all(".hf-calls-bar rect", widths)
-    assert [c for c, _ in calls] == [f"{role}.{method}" for role, method, *_ in demo.STEP]
-    one = (calls[0][1] + 0.5) / 1.2
-    assert [w for _, w in calls] == pytest.approx([one * seconds - 0.5 for *_, seconds, _ in demo.STEP])
-    page.locator(".hf-host").focus()
-    page.keyboard.press("ArrowRight")
-    assert page.locator(".hf-step .hf-title").inner_text() == "step 2, 2.50 s"
-    assert page.locator(".hf-say").inner_text().startswith("step 2, score_mean 2.5, kl_mean 2.5")
-    page.locator(".hf-step summary").click()
-    numbers = dict(zip(*[iter(page.locator(".hf-step details td").all_inner_texts())] * 2, strict=True))
-    assert numbers["own"] == "2.5"
-    assert page.locator(".hf-predicted").count() == 0
-    assert page.locator("button").count() == 0, "a frozen run has nothing to press"
-    page.locator("summary", has_text="all curves").click()
-    page.locator('[data-curve="own"]').wait_for()
+def test_clipped_tokens_have_a_pattern_and_an_outline_not_colour_alone(show: Any) -> None:
+    page = show(hf.viz.tokens_picture(made.batch(), new="new_log_probs", clip=0.35))
+    page.locator(".hf-onlyclipped").click()
+    mark = page.locator(".hf-tok.hf-clipped[data-row]").first
+    pattern, outline = mark.evaluate("e => [getComputedStyle(e).backgroundImage, getComputedStyle(e).outlineStyle]")
+    assert "repeating-linear-gradient" in pattern
+    assert outline == "dashed"
+
+
+def test_a_plan_fits_a_narrow_cell(show: Any) -> None:
+    page = show(picture_of(demo_plans.plan()))
+    page.set_viewport_size({"width": 640, "height": 900})
+    page.wait_for_function("() => document.querySelector('.hf-plan-step svg').getBoundingClientRect().width < 640")
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 640
 
 
 # ---------------------------------------------------------------- axe
@@ -298,9 +174,6 @@ SERIOUS = ("serious", "critical")
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of a real (simulated) session, and all other pictures below it."""
-    from hfsdk.viz.report import write_report
-    from tests.viz import token_batches as made
-
     folder = tmp_path_factory.mktemp("report")
     batch = made.batch(6)
     pictures = {
@@ -326,21 +199,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["pictures", "report"])
-def test_axe_finds_nothing_serious(report: Path, chromium: Any, name: str, scheme: str) -> None:
+def test_axe_finds_nothing_serious(report: Path, chromium: Any, name: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = chromium.new_page(viewport={"width": 1240, "height": 1000}, color_scheme=scheme)
+    page = chromium.new_page(viewport={"width": 1240, "height": 1000})
+    serious = []
     try:
         page.goto(f"file://{report}/{name}.html")
         page.wait_for_function("() => document.querySelectorAll('.hf-picture:not([data-ready])').length === 0")
-        found = axe.Axe().run(page).response["violations"]
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            harness.frames(page)
+            serious += [
+                {"scheme": scheme, "rule": v["id"], "help": v["help"], "count": len(v["nodes"]),
+                 "first": [n["html"][:160] for n in v["nodes"][:4]]}
+                for v in axe.Axe().run(page).response["violations"] if v["impact"] in SERIOUS
+            ]  # fmt: skip
     finally:
         page.close()
-    serious = [
-        {"rule": v["id"], "help": v["help"], "count": len(v["nodes"]), "first": [n["html"][:160] for n in v["nodes"][:4]]}
-        for v in found if v["impact"] in SERIOUS
-    ]  # fmt: skip
     assert serious == [], json.dumps(serious, indent=1)
 
 

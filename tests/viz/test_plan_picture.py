@@ -228,8 +228,8 @@ def test_prices_need_no_new_plan() -> None:
         calls.append(asked)
         return demo_plans.answer(*asked)  # type: ignore[arg-type]
 
-    what_if = demo_plans.what_if()
-    what_if._answer = counted  # type: ignore[assignment]
+    what_if = demo_plans.what_if(answer=counted)
+    calls.clear()
     what_if.set(price_per_device_hour=3.0)
     assert calls == []
     what_if.set(prompts=512)
