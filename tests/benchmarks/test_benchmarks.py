@@ -1,16 +1,20 @@
 """The benchmarks' scripts start, and what they share does what it says. The benchmarks themselves are run by `make bench`."""
 
 import argparse
+import ast
 import importlib.util
 import json
 import math
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+from expect import each
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = FOLDER.parent
 
 
 def load(name):
@@ -44,27 +48,109 @@ for folder in map(pathlib.Path, sys.argv[1:]):
 
 def test_every_module_beside_the_package_can_be_imported():
     """A name that moves in the package is found missing here, not by a benchmark that nobody ran."""
-    folders = [str(FOLDER), str(FOLDER.parent / "scripts")]
-    run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *folders], capture_output=True, text=True, timeout=240)
+    folders = [str(FOLDER), str(ROOT / "scripts")]
+    run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *folders], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     assert len(run.stdout.splitlines()) > 50
 
 
-@pytest.mark.parametrize(
-    "name",
+def file_of(module, root):
+    """Where a module lies, of those that lie here."""
+    path = root.joinpath(*module.split("."))
+    return next((found for found in (path.with_suffix(".py"), path / "__init__.py") if found.is_file()), None)
+
+
+@cache
+def names_in(file):
+    """What a module has, by its text; None where that cannot be told, as it makes its names when they are asked for."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(name.asname or name.name).split(".")[0] for name in node.names}
+    return None if "__getattr__" in found else found
+
+
+def missing_names(file, roots):
+    """What a file imports of modules that lie under ``roots``, and they do not have."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            asked = [(name.name, None) for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            asked = [(node.module, name.name) for name in node.names]
+        else:
+            continue
+        for module, name in asked:
+            root = next((root for root in roots if file_of(module.split(".")[0], root)), None)
+            if root is None or (name and file_of(f"{module}.{name}", root)):
+                continue
+            found = file_of(module, root)
+            if found is None or (name and (names := names_in(found)) is not None and name not in names):
+                yield f"{file.name}:{node.lineno} {module} {name or ''}".rstrip()
+
+
+def test_every_name_that_benchmarks_and_scripts_import_exists():
+    """By their texts, in a moment; whether they can be imported is a longer test's."""
+    files = [*FOLDER.rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    roots = [ROOT, FOLDER, ROOT / "scripts"]
+    assert [told for file in files for told in missing_names(file, roots)] == []
+
+
+@each(
+    "code, noticed",
     [
-        "parity", "learning", "additions_task", "overhead", "long_run", "reshard", "snapshot", "saving", "calibrate", "trl_ppo",
-        "validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire", "recipe", "learning_rates", "remote_notebook",
-        "vs_trl",
+        ("from hfsdk.core.layout import Layout", False), ("from hfsdk.core import layout", False), ("from hfsdk import PPO", False),
+        ("from hfsdk.core.layout import Lay", True), ("def f():\n    from hfsdk.core import lay", True),
+        ("import hfsdk.nowhere", True), ("from common import TOOR", True), ("from common import ROOT", False),
+        ("import nowhere", False),
     ],
 )  # fmt: skip
-def test_help_says_what_it_is(name):
-    done = subprocess.run([sys.executable, FOLDER / f"{name}.py", "--help"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "--check" in done.stdout or name == "trl_ppo"
-    if name != "trl_ppo":
-        assert "Target" in done.stdout
-        assert "--json" in done.stdout
+def test_a_name_that_is_not_there_is_noticed(code, noticed, tmp_path):
+    (tmp_path / "script.py").write_text(code)
+    assert bool([*missing_names(tmp_path / "script.py", [ROOT, FOLDER])]) is noticed
+
+
+SCRIPTS = (
+    *("parity", "learning", "additions_task", "overhead", "long_run", "reshard", "snapshot", "saving", "calibrate", "trl_ppo"),
+    *("validate_perf", "hybridflow_paper", "planner", "what_if", "under_fire", "recipe", "learning_rates", "remote_notebook"),
+    "vs_trl",
+)
+HELP_OF_ALL = """
+import hfsdk, json, os, pandas, runpy, sys
+[getattr(hfsdk, name) for name in hfsdk.__all__]
+folder, names = sys.argv[1], sys.argv[2:]
+sys.path.insert(0, folder)
+for name in names:
+    sys.stdout.flush()
+    if not (child := os.fork()):  # so that each starts without what the others have imported of the folder
+        sys.argv[:] = [f"{folder}/{name}.py", "--help"]
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(ended.code or 0)
+        os._exit(1)
+    print(json.dumps({"script": name, "status": os.waitpid(child, 0)[1]}))
+"""
+
+
+def test_each_scripts_help_says_what_it_is():
+    run = subprocess.run([sys.executable, "-c", HELP_OF_ALL, FOLDER, *SCRIPTS], capture_output=True, text=True, timeout=600)
+    said, texts = "", {}
+    for line in run.stdout.splitlines():
+        if line.startswith('{"script"'):
+            ended = json.loads(line)
+            texts[ended["script"]], said = said if ended["status"] == 0 else f"status {ended['status']}", ""
+        else:
+            said += line + "\n"
+    assert [*texts] == [*SCRIPTS], run.stderr
+    wanted = {name: () if name == "trl_ppo" else ("--check", "Target", "--json") for name in SCRIPTS}
+    lacking = {name: [word for word in wanted[name] if word not in text] for name, text in texts.items() if "usage" in text}
+    assert not {name: words for name, words in lacking.items() if words}
+    assert [*lacking] == [*SCRIPTS], run.stderr
 
 
 def test_figures_know_whether_they_miss(modules):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 import unittest.mock
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def test_runs_add_up_and_read_back(fire, tmp_path):
     assert (both.minutes, both.tried("kills", tag="place"), len(both.runs)) == (60.0, 60, 2)
     assert "kills tried" not in missed(both)
     done = subprocess.run(
-        [sys.executable, FOLDER / "under_fire.py", "--merge", *paths, "--check"], capture_output=True, text=True, timeout=120
+        [sys.executable, FOLDER / "under_fire.py", "--merge", *paths, "--check"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 1
     assert "missed: interrupts tried is 0" in done.stdout
@@ -105,22 +104,20 @@ def test_a_silent_child_is_ended_with_its_stacks(fire, monkeypatch, tmp_path):
     campaign = fire["campaign"]
     script = tmp_path / "hangs.py"
     script.write_text(
-        "import faulthandler, json, signal, sys, time\n"
+        "import faulthandler, json, signal, sys\n"
         "plan = json.loads(sys.argv[2])\n"
         "faulthandler.register(signal.SIGUSR1, file=open(plan['folder'] + '/stacks', 'w'))\n"
-        "print(json.dumps({'begins': 'kills', 'number': 4, 'ceiling_s': 0.5}), file=open(plan['log'], 'w'), flush=True)\n"
         "def waits_for_ever():\n"
-        "    time.sleep(600)\n"
+        "    print(json.dumps({'begins': 'kills', 'number': 4, 'ceiling_s': 0.5}), file=open(plan['log'], 'w'), flush=True)\n"
+        "    signal.sigwait([signal.SIGINT])\n"
         "waits_for_ever()\n"
     )
     monkeypatch.setattr(campaign, "SCRIPT", script)
     monkeypatch.setattr(campaign, "STACKS_S", 1.0)
-    started = time.monotonic()
     found = campaign.Campaign(9, 0.02, only=["kills"], trial=4).run()
     (trial,) = found.failed
     assert (trial.failure, trial.trial) == ("hang", 4)
     assert "waits_for_ever" in trial.why
-    assert time.monotonic() - started < 60
     assert fire["own"].marked("no such mark") == []
 
 
@@ -152,22 +149,36 @@ def test_a_short_run_tries_each_kind_though_its_time_is_over(fire, monkeypatch, 
     assert found == tried
 
 
-def test_what_a_short_run_has_not_tried_it_asks_of_each_child(fire, monkeypatch):
+class Child:
+    """A child process that tries "kills" once and then nothing more; it has ended when it is looked at."""
+
+    returncode = 0
+
+    def __init__(self, plan, tries):
+        begun = {"begins": "kills", "number": 1, "ceiling_s": 60.0}
+        tried = {"kind": "kills", "trial": 1, "what": "", "seconds": 1.0, "tags": []}
+        lines = [begun, tried] if tries else [{}]
+        Path(plan["log"]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def poll(self):
+        return 0
+
+    def wait(self, timeout):
+        return 0
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(4.0, [["kills", "disk"], ["disk"]]), (60.0, [[], []])])
+def test_what_a_short_run_has_not_tried_it_asks_of_each_child(fire, monkeypatch, minutes, expected):
     campaign, asked = fire["campaign"], []
 
-    def follow(self):
-        command = self.process.args
-        asked.append(json.loads(command[command.index("--child") + 1])["each"])
-        return True
+    def start(command, **options):
+        plan = json.loads(command[command.index("--child") + 1])
+        asked.append(plan["each"])
+        return Child(plan, tries=len(asked) == 1)
 
-    monkeypatch.setattr(campaign._Follower, "follow", follow)
-    monkeypatch.setattr(campaign.subprocess, "Popen", lambda command, **more: type("Process", (), {"args": command})())
-    for minutes, expected in ((4.0, [["kills", "disk"], ["disk"]]), (60.0, [[], []])):
-        run = campaign.Campaign(0, minutes)
-        job = campaign.Job({"kills": 0.5, "disk": 0.5}, 1.0)
-        run._child(job, 1.0, 1.0)
-        run._next["kills"] = 2
-        run._child(job, 1.0, 1.0)
-        run._clear()
-        assert asked == expected
-        asked.clear()
+    monkeypatch.setattr(campaign, "LANES", ((campaign.Job({"kills": 0.5, "disk": 0.5}, 1.0),),))
+    monkeypatch.setattr(campaign.subprocess, "Popen", start)
+    ledger = campaign.Campaign(0, minutes).run()
+    assert ledger.tried("kills") == 1
+    assert asked[:2] == expected
+    assert asked[1:] == [asked[1]] * (len(asked) - 1)
