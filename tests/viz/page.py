@@ -47,6 +47,10 @@ class Page:
         """Let timers of the next milliseconds run."""
         self.act("pass", ms=ms)
 
+    def close(self) -> None:
+        """Close the picture, as a notebook does when its cell is cleared."""
+        self.act("close")
+
     def end_kernel(self, status: str = "restarting") -> None:
         """Say that the kernel has gone."""
         self.act("kernel", status=status)
