@@ -76,8 +76,8 @@ def test_saved_pictures_are_alive_on_the_site_and_follow_its_theme(site):
             timeline = page.locator(".hf-picture[data-picture=timeline]").first
             whole = timeline.inner_html()
             timeline.locator("button", has_text="+").first.click()
-            page.wait_for_timeout(500)
-            assert timeline.inner_html() != whole, "it did not zoom in"
+            timeline_now = "document.querySelector('.hf-picture[data-picture=timeline]').innerHTML"
+            page.wait_for_function(f"before => {timeline_now} !== before", arg=whole, timeout=60_000)  # it zooms in
             colours.append(page.evaluate("() => getComputedStyle(document.querySelector('.hf-picture .hf')).backgroundColor"))
             assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
             page.close()

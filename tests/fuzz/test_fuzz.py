@@ -72,7 +72,7 @@ def test_the_inventory_has_what_users_type(name):
 
 @pytest.mark.parametrize("kind", ["session", "pure"])
 def test_bad_input_gets_one_clear_line(kind):
-    report = fuzz(seed=0, num=CALLS, kinds=[kind])
+    report = fuzz(seed=0, num=CALLS, kinds=[kind], limit_s=60.0)  # it ends what hangs; a refusal has a second of the processor
     assert report.counts["tried"] > CALLS / 2
     assert report.counts["succeeded"] > 0 < report.counts["refused"]
     new = [failure for failure in report.failures if failure.target not in KNOWN]
@@ -127,7 +127,7 @@ def slow(x):
 
 
 def greedy(x):
-    return len(np.ones(int(1.2e9), np.uint8))
+    return len(np.ones(int(8e8), np.uint8))
 
 
 def changes(x):
@@ -135,8 +135,8 @@ def changes(x):
     raise hf.OptionError("x is a number")
 
 
-@pytest.mark.parametrize(
-    ("function", "value", "kind"),
+@each(
+    "function, value, kind",
     [
         (bare, "a", "bare"), (bare, Hostile("__add__"), "bare"), (silent, 1, "unclear"), (dumps, "a\nb", "unclear"),
         (dumps, "a" * 5000, "unclear"), (dumps, "a", "refused"), (slow, 1, "slow"), (greedy, 1, "memory"), (changes, 1, "changed"),
@@ -147,13 +147,13 @@ def test_what_breaks_the_law_is_told(function, value, kind):
     Stage.world = World()
     try:
         assert Stage.world.session
-        assert judge(as_target(function, x=int), {"x": value}, limit_s=1.0 if function is slow else 600.0).kind == kind
+        assert judge(as_target(function, x=int), {"x": value}, limit_s=0.25 if function is slow else 600.0).kind == kind
     finally:
         Stage.world.close()
 
 
 def test_memory_is_told_though_the_process_once_took_more():
-    peak = np.ones(int(3e9), np.uint8)
+    peak = np.ones(int(16e8), np.uint8)
     del peak
     Stage.world = World()
     try:
