@@ -32,7 +32,7 @@ class ScriptedRuntime(SimulatedRuntime):
     kind = "ray"  # a session takes its values for measured ones
 
     def __init__(self, cluster="1x2 cpu"):
-        super().__init__(ClusterSpec.parse(cluster), PerfModel())
+        super().__init__(ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster, PerfModel())
         self.columns = {"response": ord("h"), "finish_reason": "stop", "temperature": 1.0}
         """Column -> the value of all its entries, where that is not 0."""
         self.results = {"grad_norm": 1.5, "compute_loss": 0.5}
@@ -117,10 +117,12 @@ class ScriptedRuntime(SimulatedRuntime):
 
 
 def measured(result):
-    """Return what a rank of a real session would report where a simulated one has no numbers."""
+    """Return what a rank of a real session would report where a simulated one has seconds and no numbers."""
     if isinstance(result, list):
         return [measured(row) for row in result]
-    return {**result, **LEARNED} if isinstance(result, SimulatedRow) else result
+    if not isinstance(result, SimulatedRow):
+        return result
+    return {name: value for name, value in result.items() if name != "seconds"} | LEARNED
 
 
 def waits(*functions):
@@ -136,7 +138,7 @@ def waits(*functions):
 def learn(model, num_updates):
     """Take so many optimizer steps: how much a state has learned tells it from others."""
     for _ in range(num_updates):
-        model.step()
+        model.step().wait()
 
 
 def lengths(prompts, completions, **columns):
