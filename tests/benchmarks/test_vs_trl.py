@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from expect import refuses
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = ("common", "trl_environment", "vs_trl")
@@ -94,9 +95,9 @@ def test_neither_the_first_step_nor_the_one_whose_memory_is_watched_counts(vs_tr
 
 
 def test_other_work_and_failures_are_no_measurement(vs_trl):
-    with pytest.raises(RuntimeError, match="did other work: 5 response tokens, 2 optimizer steps"):
+    with refuses(RuntimeError, "5 response tokens", "2 optimizer steps"):
         run_child(vs_trl, [(1.0, 6), (1.0, 6), (1.0, 5)])
-    with pytest.raises(RuntimeError, match="failed"):
+    with refuses(RuntimeError, "failed"):
         run_child(vs_trl, [(1.0, 6), (1.0, 6), (1.0, 6)], code=3)
 
 
