@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import hfsdk as hf
 from hfsdk import doctor as doctor_function
 
@@ -16,10 +18,12 @@ def test_the_report_is_readable():
 
 
 def test_missing_packages_name_the_extra(monkeypatch):
-    import sys
+    def version(name):
+        if name in ("ray", "anywidget"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.13.0+cpu"
 
-    module = sys.modules["hfsdk.doctor.machine"]
-    monkeypatch.setattr(module, "_version", lambda name: None if name in ("ray", "anywidget") else "2.13.0+cpu")
+    monkeypatch.setattr(importlib.metadata, "version", version)
     report = hf.doctor()
     assert {f.name for f in report.missing} >= {"ray", "anywidget"}
     assert not report.can_run

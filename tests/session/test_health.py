@@ -7,7 +7,7 @@ import random
 import warnings
 from statistics import fmean
 
-import pytest
+from expect import each
 
 from hfsdk.session.health import EMPTY_STEPS, LEAST_STEPS, RULES, Health
 
@@ -31,12 +31,12 @@ def healthy(seed, steps=200):
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_a_healthy_run_is_left_alone(seed):
     assert said(healthy(seed)) == []
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_a_run_that_stands_still_is_left_alone(seed):
     rng = random.Random(seed)
     rows = [{"score_mean": rng.gauss(0, 0.2), "score_std": 0.5, "kl_mean": rng.gauss(0, 1.0), "response_tokens_mean": 5.0,
@@ -44,7 +44,7 @@ def test_a_run_that_stands_still_is_left_alone(seed):
     assert said(rows) == []
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each("seed", range(40))
 def test_a_rare_reward_is_left_alone(seed):
     rng = random.Random(seed)
     scores = [fmean(rng.random() < 0.02 for _ in range(8)) for _ in range(1000)]
@@ -72,7 +72,7 @@ FALLING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "values", "words"), FALLING)
+@each("name, values, words", FALLING)
 def test_what_goes_wrong_is_said_once_with_what_to_do(name, values, words):
     found = said(changed(name, values))
     assert len(found) == 1
@@ -88,7 +88,7 @@ def test_each_rule_has_a_series_that_it_speaks_on():
     assert len(kinds) >= len(RULES) - 1
 
 
-@pytest.mark.parametrize(("name", "values", "words"), FALLING)
+@each("name, values, words", FALLING)
 def test_nothing_is_said_of_the_first_steps(name, values, words):
     rows = [{**row, name: values(10 * step)} for step, row in enumerate(changed(name, values))]
     assert said(rows[: LEAST_STEPS - 1]) == []

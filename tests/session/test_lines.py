@@ -29,6 +29,6 @@ for cell in (
 def test_a_call_is_at_its_cell_and_line(old: str, tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + CELLS.format(old=old)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=120)
     lines = [line for line in done.stdout.splitlines() if line.startswith("cell")]
     assert lines == ["cell 2, line 1 cell 1, line 3", "cell 3, line 2 cell 1, line 3", "cell 4, line 1 cell 1, line 3"], done.stderr

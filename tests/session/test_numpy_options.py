@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from expect import each
 
 import hfsdk as hf
 
@@ -25,7 +26,7 @@ def session():
         yield made
 
 
-@pytest.mark.parametrize("algorithm", [hf.PPO, hf.GRPO, hf.RLOO, hf.ReMax, hf.ReinforcePlusPlus, hf.SafeRLHF])
+@each("algorithm", [hf.PPO, hf.GRPO, hf.RLOO, hf.ReMax, hf.ReinforcePlusPlus, hf.SafeRLHF])
 def test_a_step_takes_options_of_numpy(session, algorithm):
     prompts = session.prompts([[1, 2, 3]] * 4, batch_size=2)
     options = {"kl_coef": np.float64(0.05), "epochs": np.int64(1), "max_new_tokens": np.int32(4), "clip": np.float32(0.25)}

@@ -431,6 +431,7 @@ def closed():
     world.s.close()  # once more does nothing
     yield world
     assert world.s.trace.calls
+    assert world.b.column_states()[0]["writer"]
     assert "closed" in repr(world.s)
 
 

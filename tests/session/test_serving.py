@@ -1,8 +1,12 @@
 """What the server of kept sessions remembers: each request once, answers no longer than needed, no keeper that has ended."""
 
+import socket
+import threading
+import weakref
 from concurrent.futures import Future
 
 import pytest
+from expect import each
 
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -29,11 +33,13 @@ class Done:
 def test_asked_again_is_not_done_again_and_what_has_come_is_forgotten():
     answers, done = serving.Answers(1), Done()
     assert [answers.once(number, 1, ACT, done).result().value for number in (1, 2, 1, 2)] == [1, 2, 1, 2]
-    for number in range(3, 3000):  # one request is not answered, however many are after it
-        answers.once(number, 2, ACT, done)
+    # one request is not answered, however many are after it
+    kept = [weakref.ref(answers.once(number, 2, ACT, done)) for number in range(3, 3000)]
+    assert all(answer() is not None for answer in kept)
     assert answers.once(2, 2, ACT, done).result().value == 2
-    answers.once(3000, 3000, ACT, done)
-    assert list(answers._known) == [3000]
+    last = answers.once(3000, 3000, ACT, done)
+    assert answers.once(3000, 3000, ACT, done) is last
+    assert [answer() for answer in kept] == [None] * len(kept), "what has come to the kernel"
 
 
 def test_what_a_forgotten_kernel_asks_again_is_told_as_unknown():
@@ -64,15 +70,30 @@ def test_the_server_has_done_with_a_keeper_that_has_ended(monkeypatch):
     assert left == [first]
 
 
-@pytest.mark.parametrize("path", ["http://[", "/fire"])
-def test_a_damaged_request_is_refused_in_a_line(path):
-    from types import SimpleNamespace
+@pytest.fixture
+def server():
+    """A server of kept sessions without Ray, on a port of its own."""
+    pytest.importorskip("websockets")
+    server = serving.Server(serving.ServeOptions(port=0, token="0123456789abcdef"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.close()
+    thread.join(60)
 
-    class Twice(dict):
-        def get(self, name, default=""):
-            raise LookupError("said twice")
 
-    server = object.__new__(serving.Server)
-    server._respond = lambda connection, status, text: (status, text)
-    headers = {} if "[" in path else Twice()
-    assert server._admit(None, SimpleNamespace(path=path, headers=headers)) == (400, "what came is no request\n")
+@each(
+    "request_line, headers",
+    [
+        ("GET http://[ HTTP/1.1", ()),
+        ("GET /fire HTTP/1.1", ("Authorization: Bearer one", "Authorization: Bearer two")),
+    ],
+)
+def test_a_damaged_request_is_refused_in_a_line(server, request_line, headers):
+    lines = (request_line, "Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+             "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==", *headers)  # fmt: skip
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall("\r\n".join((*lines, "", "")).encode())
+        with connection.makefile("rb") as answer:
+            status, *_, text = answer.read().decode().split("\r\n")
+    assert (status.split(" ")[1], text) == ("400", "what came is no request\n")
