@@ -1,15 +1,15 @@
-"""``train(on_death="restore")`` over a stand-in for the controller: what is taken again, what is said, and when it ends."""
+"""``train(on_death="restore")`` over the scripted runtime: what is taken again, what is said, and when it ends."""
 
 from __future__ import annotations
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
-from tests.session.fakes import actor, controller, session  # noqa
-from hfsdk.engine.calls import messages as m
 from hfsdk.session.on_death import is_death
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
+from tests.session.scripted import learn
 from tests.session.test_training import TEXTS, OneCall
 
 DIED = hf.WorkerDiedError("the worker of device 1 was killed", role="actor", method="generate", rank=1)
@@ -74,7 +74,7 @@ def test_a_death_before_the_first_save_begins_anew(session, prompts, tmp_path):
 
 
 def test_one_death_more_than_allowed_ends_the_run_with_its_error(session, prompts, tmp_path):
-    with pytest.warns(UserWarning, match="goes on|went on"), pytest.raises(hf.WorkerDiedError, match="device 1 was killed"):
+    with pytest.warns(UserWarning, match="goes on|went on"), refuses(hf.WorkerDiedError, "device 1 was killed"):
         train(session, Dies({1, 3, 5}), prompts, tmp_path, max_restores=2)
     assert session.run.state == "failed"
     assert len(session.run.restores) == 2
@@ -89,10 +89,35 @@ def test_what_is_no_death_is_raised_as_ever(session, prompts, tmp_path):
     assert session.run.restores == []
 
 
-def test_failures_that_nobody_saw_do_not_count_as_deaths(session, prompts, tmp_path, controller):
+def test_a_failure_that_nobody_saw_is_not_raised_after_the_death(session, prompts, tmp_path, runtime):
+    """A call of the critic fails beside the step in which the actor's worker dies."""
+
+    class Beside(Dies):
+        def maybe(self):
+            runtime.failing.clear()
+            if self.num + 1 in self.attempts:
+                runtime.failing["step"] = hf.CallError("seen by nobody")
+                critic.step()
+            super().maybe()
+
+    critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-5))
     with pytest.warns(UserWarning, match="goes on"):
-        train(session, Dies({1}), prompts, tmp_path)
-    assert len([one for one in controller.sent(m.Overlook) if one.calls is None]) == 1
+        run = train(session, Beside({1}), prompts, tmp_path)
+    assert len(run.restores) == 1
+
+
+def test_a_worker_that_dies_in_a_call_is_replaced_and_the_run_goes_on(session, prompts, tmp_path, runtime):
+    class Killed(OneCall):
+        def step(self, models, prompts):
+            step = super().step(models, prompts)
+            learn(models.actor, 1)
+            runtime.failing = {"generate": DIED} if len(runtime.sent("step")) == 3 else {}
+            return step
+
+    with pytest.warns(UserWarning, match=r"a worker died in step 3, and the run goes on from its save after step 1"):
+        run = train(session, Killed(), prompts, tmp_path)
+    assert [row["step"] for row in run.rows] == [*range(6)]
+    assert session.models.actor.version == 6, "what was learned since the save is learned again"
 
 
 def test_trackers_have_each_step_once(session, prompts, tmp_path):
@@ -115,18 +140,15 @@ def test_trackers_have_each_step_once(session, prompts, tmp_path):
     assert kept.steps == [0, 1, 2, 3, 4, 5], "step 2 was taken twice"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"on_death": "restart"}, 'on_death is "raise" or "restore"; got \'restart\''),
-        ({"on_death": "restore", "save_every": 0}, "goes on from the last save, and this run makes none: give it a folder"),
-        ({"max_restores": 0}, "max_restores"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_runs(session, prompts, tmp_path, controller, options, words):
-    with pytest.raises(hf.OptionError, match=words):
-        train(session, Dies(()), prompts, tmp_path, **options)
-    assert not controller.sent(m.Submit)
+def test_what_cannot_be_is_refused_before_anything_runs(session, prompts, tmp_path, runtime):
+    bad = [
+        ({"on_death": "restart"}, ["'restart'", '"raise" or "restore"']), ({"on_death": "restore", "save_every": 0}, ["folder"]),
+        ({"max_restores": 0}, ["max_restores"]),
+    ]  # fmt: skip
+    for options, named in bad:
+        with refuses(hf.OptionError, *named):
+            train(session, Dies(()), prompts, tmp_path, **options)
+    assert not runtime.sent()
 
 
 def test_a_column_that_died_tells_of_a_death_too():
