@@ -1,186 +1,46 @@
-"""What models of one family differ in, against transformers: the trainer's outputs, gradients and folders, and vLLM's log-probs."""
+"""What models of one family differ in, against transformers, where a layer is cut: outputs, gradients, folders, vLLM's log-probs.
 
-import json
+Other layouts are in ``sweeps/test_family_layouts.py``.
+"""
 
 import numpy as np
 import pytest
-import torch
+from family_laws import *  # noqa: F403  (its fixtures and tests, asked of SWEEP)
+from family_laws import MODELS, make_folder
+from layout_sweep import Sweep
 from spawn import run
 from test_rollout import other_families
-from trainer_harness import (
-    NUM_ROWS,
-    Harness,
-    by_row,
-    check_inference,
-    is_critic,
-    loss_of,
-    once_for_each_size,
-    reference_model_at,
-    write_references,
-)
+from trainer_harness import is_critic
 
 from hfsdk.core.spec import ModelSpec
 
-YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
-"""With 64 positions of before, a head of 32 has dimensions of all three kinds."""
-
-MODELS = {
-    "yarn": ("Qwen2", {"rope_parameters": YARN}),
-    "yarn with its own attention": ("Llama", {"rope_parameters": YARN | {"attention_factor": 0.8, "truncate": False}}),
-    "biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "bias of attention": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
-    "bias of the MLP critic": ("Llama", {"mlp_bias": True}),
-    "mistral": ("Mistral", {"head_dim": 64, "sliding_window": None}),
-    "windowed mistral": ("Mistral", {"sliding_window": 6}),
-    "phi3": ("Phi3", {}),
-    "windowed phi3": ("Phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
-    "phi3 critic": ("Phi3", {}),
-}
-"""Name -> (how transformers' class names of it begin, what its config has beside the sizes)."""
-LAYOUTS = {"tp1": 1, "tp2": 2, "pp2": 2, "tp4 for rollout 2": 4}
-"""Layout -> world size; the last shares a kv head between ranks."""
+LAYOUTS = {"tp1": 1, "tp2": 2}
+SWEEP = Sweep(
+    LAYOUTS,
+    dict.fromkeys(("inference", "gradients", "saving"), ("tp2",)),
+    dict.fromkeys(LAYOUTS, tuple(MODELS)),
+    compared=("saving",),
+)
 
 
-def make_folder(name, folder, **sizes):
-    import transformers
-
-    family, more = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(
-        **{"vocab_size": 260, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
-           "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "num_labels": 1, "pad_token_id": 0, "bos_token_id": 1,
-           "eos_token_id": 2, **sizes, **more},
-    )  # fmt: skip
-    torch.manual_seed(list(MODELS).index(name))
-    model = getattr(transformers, family + ("ForSequenceClassification" if is_critic(name) else "ForCausalLM"))(config).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            else:
-                parameter.mul_(4)
-    model.save_pretrained(folder)
-    return str(folder)
+def test_tensors_are_those_of_transformers(case):
+    for model, reference in case["references"].items():
+        spec = ModelSpec.from_folder(case["folders"][model])
+        there = {name: tuple(p.shape) for name, p in reference.model.named_parameters()}
+        head = {"score.weight": (1, spec.hidden_size)} if is_critic(model) else {}
+        mine = {name: shape for name, shape in spec.tensors().items() if not (head and name == "lm_head.weight")} | head
+        assert mine == there, model
+        assert spec.class_name("scalar" if head else "lm") == type(reference.model).__name__, model
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory):
-    """Folders, and transformers' outputs and gradients of every model."""
-    root = tmp_path_factory.mktemp("families")
-    folders = {name: make_folder(name, root / name, hidden_size=256) for name in MODELS}
-    references, _ = write_references(folders, root)
-    assert all(references[name].columns["logits"].std() >= 1 for name in MODELS if not is_critic(name))
-    return {"root": root, "folders": folders, "references": references}
-
-
-# ---- what runs in the processes
-
-
-def check_gradients(h):
-    """With everything kept and, on one rank, with everything computed again: distance of the gradient, of the loss, of the norm."""
-    found = {}
-    for name in h.models:
-        temperature = 1.0 if is_critic(name) else h.rows()["temperature"]
-        for recompute in ("", "full") if h.mesh.layout.size == 1 else ("",):
-            trainer = h.trainer(name, recompute=recompute)
-            metrics = trainer.forward_backward(h.rows(name), h.plan(max_tokens=60)[0], loss_of(name), temperature)
-            loss, gradient = h.gradients[name]
-            norm = sum(g.double().pow(2).sum() for g in gradient.values()) ** 0.5
-            off = h.difference(trainer.gradients(), gradient)
-            found[name, recompute] = off, metrics["loss"] - loss, trainer.grad_norm() / float(norm) - 1
-    return found
-
-
-def check_saving(h):
-    found = {}
-    for name in h.models:
-        trainer = h.trainer(name)
-        trainer.update(h.rows(name), h.plan(), loss_of(name))
-        folder = h.root / f"saved {name} {h.mesh.layout}"
-        trainer.save_folder(folder)
-        found[name] = str(folder), trainer.weights()
-    return found
-
-
-CHECKS = {"inference": check_inference, "gradients": check_gradients, "saving": check_saving}
-
-
-def all_checks(rank, world_size, layouts, root):
-    harnesses = {layout: Harness(layout, root, world_size, tuple(MODELS)) for layout in layouts}
-    return {layout: {name: check(h) for name, check in CHECKS.items()} for layout, h in harnesses.items()}
-
-
-@pytest.fixture(scope="module")
-def results(case):
-    return once_for_each_size(all_checks, LAYOUTS, case["root"])
-
-
-# ---- the laws
-
-every_model = pytest.mark.parametrize("model", MODELS)
-every_layout = pytest.mark.parametrize("layout", [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS])
-
-
-@every_model
-def test_tensors_are_those_of_transformers(case, model):
-    spec = ModelSpec.from_folder(case["folders"][model])
-    there = {name: tuple(p.shape) for name, p in case["references"][model].model.named_parameters()}
-    head = {"score.weight": (1, spec.hidden_size)} if is_critic(model) else {}
-    assert {name: shape for name, shape in spec.tensors().items() if not (head and name == "lm_head.weight")} | head == there
-    assert spec.class_name("scalar" if head else "lm") == type(case["references"][model].model).__name__
-
-
-@every_model
-@every_layout
-def test_outputs_are_those_of_transformers(case, results, layout, model):
-    found = [rank[model] for rank in results(layout, "inference")]
-    for column in found[-1]:
-        mine = by_row([rank.get(column, {}) for rank in found], NUM_ROWS)
-        expected = case["references"][model].columns[column].detach().numpy()
-        assert mine.shape == expected.shape
-        assert np.abs(mine - expected).max() < 1e-4
-
-
-@every_layout
-def test_gradient_is_that_of_plain_pytorch(results, layout):
-    for rank in results(layout, "gradients")[:1]:
-        for key, (off, loss_off, norm_off) in rank.items():
-            assert off < 1e-5, (key, off)
-            assert abs(loss_off) < 1e-5, key
-            assert abs(norm_off) < 1e-5, key
-
-
-@every_model
-@every_layout
-def test_saved_folder_is_read_by_transformers(case, results, layout, model):
-    folder, weights = results(layout, "saving")[0][model]
-    loaded = dict(reference_model_at(folder, model).named_parameters())
-    assert set(loaded) == set(weights)
-    assert all(torch.equal(loaded[n], weights[n]) for n in weights)
-    before = dict(case["references"][model].model.named_parameters())
-    assert min((loaded[n] - before[n]).abs().max() for n in before) > 1e-5, "an update moved every tensor"
-    alone = results("tp1", "saving")[0][model][1]
-    off = torch.cat([(alone[n] - weights[n]).flatten() for n in alone])
-    assert off.abs().max() <= 6e-4  # near-zero gradients may flip their sign
-    assert (off.abs() > 1e-6).float().mean() < 0.01
-    kept = [json.loads((case["root"] / at / "config.json").read_text()) for at in (model, folder)]
-    assert ModelSpec.from_hf_config(kept[0]) == ModelSpec.from_hf_config(kept[1])
-
-
-ROLLOUTS = {
-    "positions": (("yarn", "packed", "tp2", 2), ("yarn with its own attention", "shared", "dp2", 1)),
-    "biases": (("biases", "packed", "tp2", 2), ("biases", "shared", "pp2", 1)),
-    "windows": (("windowed mistral", "packed", "dp2", 2), ("windowed phi3", "shared", "tp2", 1)),
-}
+ROLLOUT_CASES = (("windowed mistral", "packed", "tp2", 2), ("biases", "shared", "pp2", 1))
 """(model, mode of the rollout's weights, training layout, tp of the rollout); prompts have 20 tokens and more."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ROLLOUTS)
-def test_vllms_log_probs_are_the_trainers(tmp_path, what):
+def test_vllms_log_probs_are_the_trainers(tmp_path):
     """Before and after an update whose weights go the planned way; both ranks draw the same."""
     pytest.importorskip("vllm")
     sizes = {"hidden_size": 256, "num_key_value_heads": 4, "intermediate_size": 256}
-    names = {name for name, *_ in ROLLOUTS[what]}
-    folders = {name: make_folder(name, tmp_path / name, **sizes) for name in names}
-    first, second = run(other_families, 2, folders, ROLLOUTS[what])
+    folders = {name: make_folder(name, tmp_path / name, **sizes) for name, *_ in ROLLOUT_CASES}
+    first, second = run(other_families, 2, folders, ROLLOUT_CASES)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))

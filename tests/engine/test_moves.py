@@ -6,16 +6,19 @@ from functools import partial
 
 import pytest
 import torch
+from checkpoint_laws import KINDS, make_folders
+from share_laws import Here
 from spawn import run
-from test_checkpoint_layouts import KINDS, make_folders
-from test_megatron_shares import DTYPES, Here
 from trainer_harness import equal
 from whole_state import state_of
 
-pytestmark = pytest.mark.slow
-
 PAIRS = [("tp2", "dp2"), ("dp2", "tp2"), ("pp2", "dp2"), ("tp2", "pp2")]
 """Layouts of the old place, on ranks 0 and 1, and of the new one, on 2 and 3."""
+CASES = [
+    (*PAIRS[0], "tied", True, 2), (*PAIRS[1], "half", True, 2), (*PAIRS[2], "critic", True, 2), (*PAIRS[3], "half", False, 2),
+    (*PAIRS[1], "critic", False, 0), (*PAIRS[2], "tied", False, 0), (*PAIRS[0], "half", True, 0),
+]  # fmt: skip
+"""(old, new, model, whether its optimizer is distributed, steps before); every one is in ``sweeps/test_move_layouts.py``."""
 
 
 class Part(Here):
@@ -58,28 +61,23 @@ def move(h, trainer, rank, links, link):
         return way.move(sources, targets, group)
 
 
-def moves(rank, world_size, root, folder, pairs):
+def moves(rank, world_size, root, folder, cases):
     from hfsdk.engine.process.rendezvous import Link
     from hfsdk.engine.weights.direct import DirectLinks
 
     links, link, found = DirectLinks(), Link(0, ("old", "new"), f"file://{folder}/link", world_size, timeout_s=60.0), {}
-    for old, new in pairs:
+    for old, new, name, distributed, steps in cases:
         h = Part(old if rank < 2 else new, root, 0 if rank < 2 else 2)
-        for name in DTYPES:
-            for distributed in (False, True):
-                for steps in (0, 2):
-                    trainer = h.trainer(name, distributed=distributed, seed=0 if rank < 2 else 7)
-                    if rank < 2 and steps:
-                        h.learn(trainer, name, mini_batches=steps)
-                    before = state_of(trainer) if rank < 2 else None
-                    report = move(h, trainer, rank, links, link)
-                    same = rank >= 2 or equal(state_of(trainer), before)
-                    agree = h.replicas_agree(trainer) if steps else True
-                    found[old, new, name, distributed, steps] = (
-                        h.whole(trainer), same, agree, report.bytes_sent, report.bytes_received,
-                    )  # fmt: skip
-                    if rank >= 2 and steps:
-                        h.learn(trainer, name)  # it goes on
+        trainer = h.trainer(name, distributed=distributed, seed=0 if rank < 2 else 7)
+        if rank < 2 and steps:
+            h.learn(trainer, name, mini_batches=steps)
+        before = state_of(trainer) if rank < 2 else None
+        report = move(h, trainer, rank, links, link)
+        same = rank >= 2 or equal(state_of(trainer), before)
+        agree = h.replicas_agree(trainer) if steps else True
+        found[old, new, name, distributed, steps] = h.whole(trainer), same, agree, report.bytes_sent, report.bytes_received
+        if rank >= 2 and steps:
+            h.learn(trainer, name)  # it goes on
     links.leave_all()
     return found
 
@@ -91,8 +89,9 @@ def folders(tmp_path_factory):
     return root
 
 
-def test_the_state_is_the_same_bit_for_bit_in_another_layout_elsewhere(folders, tmp_path):
-    first, second, third, fourth = run(moves, 4, folders, str(tmp_path), PAIRS)
+def test_the_state_is_the_same_bit_for_bit_in_another_layout_elsewhere(folders, tmp_path, request):
+    first, second, third, fourth = run(moves, 4, folders, str(tmp_path), request.module.CASES)
+    assert set(first) == set(request.module.CASES)
     for case, (old, unchanged, _, _, taken) in first.items():
         new = third[case][0]
         assert unchanged, (case, "whoever gives keeps what it has")

@@ -6,6 +6,7 @@ needs a GPU. vLLM itself turns its arguments into its configuration, on its CUDA
 (vllm_on_gpus.py).
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -109,7 +110,7 @@ CLUSTERS = {
     ),
 }  # fmt: skip
 
-EVERY_RANK = [pytest.param(name, rank, id=f"{name}-{rank}") for name, c in CLUSTERS.items() for rank in range(len(c.nodes))]
+EVERY_RANK = [(name, rank) for name, cluster in CLUSTERS.items() for rank in range(len(cluster.nodes))]
 
 FREE_GIB = {True: 60, False: 30}
 """GiB of 80 that are free when a rollout starts, beside a trainer and in a pool of its own: not the same, to tell them apart."""
@@ -129,6 +130,16 @@ def role_of(cluster, **options):
     return replace(role, **options)
 
 
+@contextlib.contextmanager
+def naming(*row):
+    """Say of which row a check failed."""
+    try:
+        yield
+    except BaseException as failed:
+        failed.add_note(f"of {row}")
+        raise
+
+
 def group_with(groups, rank):
     (mine,) = (group for group in groups if rank in group)
     return mine
@@ -137,17 +148,15 @@ def group_with(groups, rank):
 # ---- the table itself
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_rows_are_whole(cluster):
+def test_rows_are_whole():
     """Every group is a partition of the ranks, and the layouts' sizes are those of the groups."""
-    ranks = list(range(len(cluster.nodes)))
-    for groups in (cluster.tp, cluster.pp, cluster.dp, cluster.replicas):
-        assert sorted(itertools.chain(*groups)) == ranks
-    train, rollout = (Layout.parse(text).fill(len(ranks)) for text in (cluster.train, cluster.rollout))
-    assert {len(group) for group in cluster.tp} == {train.tp}
-    assert {len(group) for group in cluster.pp} == {train.pp}
-    assert {len(group) for group in cluster.dp} == {train.dp}
-    assert {len(group) for group in cluster.replicas} == {rollout.tp}
+    for name, cluster in CLUSTERS.items():
+        ranks = list(range(len(cluster.nodes)))
+        for groups in (cluster.tp, cluster.pp, cluster.dp, cluster.replicas):
+            assert sorted(itertools.chain(*groups)) == ranks, name
+        train, rollout = (Layout.parse(text).fill(len(ranks)) for text in (cluster.train, cluster.rollout))
+        groups = cluster.tp, cluster.pp, cluster.dp, cluster.replicas
+        assert [{len(group) for group in each} for each in groups] == [{train.tp}, {train.pp}, {train.dp}, {rollout.tp}], name
 
 
 # ---- Ray
@@ -195,8 +204,13 @@ def started(monkeypatch, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_ray_starts_one_worker_on_each_gpu_of_its_node_and_leaves_the_others_to_be_seen(started, cluster):
+def test_ray_starts_one_worker_on_each_gpu_of_its_node_and_leaves_the_others_to_be_seen(started):
+    for name, cluster in CLUSTERS.items():
+        with naming(name):
+            check_options(started, cluster)
+
+
+def check_options(started, cluster):
     from ray._private.accelerators import nvidia_gpu
 
     described, options, arguments, _ = started(cluster)
@@ -216,8 +230,13 @@ def test_a_worker_is_told_whether_it_is_deterministic_before_it_starts_and_when_
     assert {told[-1] for told in arguments} == {setup.deterministic for setup in setups} == {deterministic}
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_a_pool_meets_by_a_file_on_one_node_and_at_rank_0s_address_over_two(started, cluster):
+def test_a_pool_meets_by_a_file_on_one_node_and_at_rank_0s_address_over_two(started):
+    for name, cluster in CLUSTERS.items():
+        with naming(name):
+            check_meeting(started, cluster)
+
+
+def check_meeting(started, cluster):
     _, _, _, setups = started(cluster)
     size = len(cluster.nodes)
     assert [(setup.rank, setup.world_size) for setup in setups] == [(rank, size) for rank in range(size)]
@@ -262,15 +281,19 @@ def test_the_users_functions_run_in_a_process_that_knows_no_engine(driver):
 # ---- torch
 
 
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started, monkeypatch, name, rank):
+def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started):
+    for name, rank in EVERY_RANK:
+        with pytest.MonkeyPatch.context() as patch, naming(name, rank):
+            check_join(started, patch, CLUSTERS[name], rank)
+
+
+def check_join(started, monkeypatch, cluster, rank):
     import psutil
     import torch
     import torch.distributed as dist
 
     from hfsdk.engine.worker import worker
 
-    cluster = CLUSTERS[name]
     timeout_s = 90.0 if rank % 2 else None
     _, _, _, setups = started(cluster, timeout_s=timeout_s)
     told, chosen, world = {}, [], SimpleNamespace(bound_device_id="bound")
@@ -281,7 +304,7 @@ def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started, monkeypatch, na
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.update(more, backend=backend))
     monkeypatch.setattr(dist, "TCPStore", lambda host, port, is_master: (host, port, is_master))
     addresses = {"lo": ["127.0.0.1"], "eth0": [setups[rank].address]}
-    known = {name: [SimpleNamespace(address=address) for address in found] for name, found in addresses.items()}
+    known = {at: [SimpleNamespace(address=address) for address in found] for at, found in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     if cluster.visible is None:
@@ -342,20 +365,30 @@ def trainer_of():
             patch.setattr(torch.Tensor, "type", lambda tensor, *_: names[tensor.dtype])
             return trainer.Trainer(role, mesh_of(role), groups, Recorder(device=rank, rank=rank))
 
+    def leave():
+        if dist.is_initialized():
+            forget_groups()
+            dist.destroy_process_group()
+
+    make.leave = leave
     yield make
-    if dist.is_initialized():
-        forget_groups()
-        dist.destroy_process_group()
+    leave()
 
 
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_what_megatron_is_told(trainer_of, name, rank):
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_what_megatron_is_told(trainer_of, name):
+    for rank in range(len(CLUSTERS[name].nodes)):
+        with naming(name, rank):
+            check_trainer(trainer_of, CLUSTERS[name], rank)
+        trainer_of.leave()
+
+
+def check_trainer(trainer_of, cluster, rank):
     import torch
     import torch.distributed as dist
 
     from hfsdk.engine.training import megatron_optimizer
 
-    cluster = CLUSTERS[name]
     tp, pp, dp = (group_with(groups, rank) for groups in (cluster.tp, cluster.pp, cluster.dp))
     made = trainer_of(cluster, rank)
     config, wrapped, optimizer = made.model.config, made._ddp, made._optimizer
@@ -458,7 +491,7 @@ def vllm_says():
     pytest.importorskip("vllm")
     if pytest.importorskip("torch").cuda.is_available():
         pytest.skip("there are real GPUs here")
-    asked = {(name, rank, True, False): question(name, rank) for name, rank in (param.values for param in EVERY_RANK)}
+    asked = {(name, rank, True, False): question(name, rank) for name, rank in EVERY_RANK}
     asked[(*ALONE, False, False)] = question(*ALONE, trained=False)
     asked["adapters"] = question("8 GPUs", 0, lora={"rank": 4, "targets": ("v_proj", "down_proj")})
     asked[(*IN_ORDER, True, True)] = question(*IN_ORDER, deterministic=True)  # the last: vLLM does not go back
@@ -471,9 +504,13 @@ def vllm_says():
     return {key: answer for key, (_, _, answer) in zip(asked, answers, strict=True)}
 
 
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_vllm_finds_its_gpu_and_its_peers(vllm_says, name, rank):
-    cluster, said = CLUSTERS[name], vllm_says[name, rank, True, False]
+def test_vllm_finds_its_gpu_and_its_peers(vllm_says):
+    for name, rank in EVERY_RANK:
+        with naming(name, rank):
+            check_peers(vllm_says[name, rank, True, False], CLUSTERS[name], rank)
+
+
+def check_peers(said, cluster, rank):
     assert said["platform"] == "NonNvmlCudaPlatform"
     assert (said["executor"], said["init method"]) == ("ExecutorWithExternalLauncher", "env://")
     assert (said["rank"], said["device"]) == (rank, cluster.index[rank])
@@ -487,9 +524,13 @@ def test_vllm_finds_its_gpu_and_its_peers(vllm_says, name, rank):
     assert said["left behind"] == {"RANK": None, "LOCAL_RANK": None}
 
 
-@pytest.mark.parametrize(("name", "rank"), EVERY_RANK)
-def test_vllm_generates_as_fast_as_it_can_and_sleeps_beside_the_trainer(vllm_says, name, rank):
-    said = vllm_says[name, rank, True, False]
+def test_vllm_generates_as_fast_as_it_can_and_sleeps_beside_the_trainer(vllm_says):
+    for name, rank in EVERY_RANK:
+        with naming(name, rank):
+            check_speed(vllm_says[name, rank, True, False])
+
+
+def check_speed(said):
     assert said["worker"] == "vllm.v1.worker.gpu_worker.Worker"
     assert said["second runner lacks"] == []
     assert said["dtype"] == "torch.bfloat16"

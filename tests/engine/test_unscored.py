@@ -1,11 +1,12 @@
 """A sample that was not scored: its mark, and that no algorithm's advantages, statistics or plan has a trace of it."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
-import pytest
 import torch
+from expect import refuses
 
 from hfsdk.algorithms import grpo, ppo, reinforce_pp, remax, rloo, safe_rlhf
 from hfsdk.algorithms.filtering import informative_rows
@@ -67,16 +68,15 @@ def test_the_mark_goes_where_its_column_goes():
     assert unscored_rows(["a", None]).tolist() == []
 
 
-@pytest.mark.parametrize("advantages", ADVANTAGES, ids=lambda a: f"{a.__class__.__module__.split('.')[-1]}")
-@pytest.mark.parametrize("out", [[0], [2, 4], [3, 4, 5], [1, 2]])
-def test_advantages_are_those_of_the_batch_without_it(advantages, out):
-    kept = [row for row in range(6) if row not in out]
-    table = marked(out)
-    found, wanted = advantages(table), advantages(table_of(SCORES).take(kept))
-    assert set(found) == set(advantages.writes)
-    for name, column in found.items():
-        assert column.take(kept) == wanted[name]
-        assert is_unscored(column.take(out).flat).all()
+def test_advantages_are_those_of_the_batch_without_it():
+    for advantages, out in itertools.product(ADVANTAGES, ([0], [2, 4], [3, 4, 5], [1, 2])):
+        kept = [row for row in range(6) if row not in out]
+        table = marked(out)
+        found, wanted = advantages(table), advantages(table_of(SCORES).take(kept))
+        assert set(found) == set(advantages.writes), (advantages, out)
+        for name, column in found.items():
+            assert column.take(kept) == wanted[name], (advantages, out, name)
+            assert is_unscored(column.take(out).flat).all(), (advantages, out, name)
 
 
 def test_a_cost_or_a_baseline_that_is_missing_leaves_the_sample_out_too():
@@ -86,19 +86,18 @@ def test_a_cost_or_a_baseline_that_is_missing_leaves_the_sample_out_too():
         assert found["advantages"].take([0, 1, 3, 4, 5]) == wanted["advantages"]
 
 
-@pytest.mark.parametrize("advantages", ADVANTAGES, ids=lambda a: f"{a.__class__.__module__.split('.')[-1]}")
-def test_a_batch_without_any_score_is_refused(advantages):
-    with pytest.raises(ColumnError, match=r"none of the 6 samples is scored: the reward gave None for each.*reward\.probe"):
-        advantages(marked(list(range(6))))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_another_nan_stays_refused_beside_it(bad):
-    table = marked([0])
-    scores = np.array(table["scores"])
-    scores[3] = bad
+def test_a_batch_without_any_score_is_refused():
     for advantages in ADVANTAGES:
-        with pytest.raises(ColumnError, match=r"column 'scores' is (nan|inf)"):
+        with refuses(ColumnError, "none of the 6 samples", "None", "reward.probe"):
+            advantages(marked(list(range(6))))
+
+
+def test_another_nan_stays_refused_beside_it():
+    table = marked([0])
+    for bad, advantages in itertools.product((np.nan, np.inf), ADVANTAGES):
+        scores = np.array(table["scores"])
+        scores[3] = bad
+        with refuses(ColumnError, "'scores'", bad):
             advantages(table.with_columns({"scores": scores}))
 
 
@@ -128,13 +127,16 @@ def test_a_sum_of_rewards_scores_what_all_its_parts_score():
 
 def test_none_is_not_scored_and_nan_is_refused():
     assert unscored_rows(np.asarray(check_scores([1.0, None, 2], "f", 3), np.float32)).tolist() == [1]
-    with pytest.raises(RewardFunctionError, match=r"f returned nan for sample 1; return a finite number.*or None"):
+    with refuses(RewardFunctionError, "f returned nan", "sample 1", "or None"):
         check_scores([None, float("nan")], "f", 2)
 
 
-@pytest.mark.parametrize(("together", "mini_batches"), [(1, 1), (1, 2), (2, 1)])
-@pytest.mark.parametrize("dp", [1, 2])
-def test_an_update_is_planned_as_if_the_batch_were_without_it(together, mini_batches, dp):
+def test_an_update_is_planned_as_if_the_batch_were_without_it():
+    for (together, mini_batches), dp in itertools.product(((1, 1), (1, 2), (2, 1)), (1, 2)):
+        check_plan(together, mini_batches, dp)
+
+
+def check_plan(together, mini_batches, dp):
     total, response = [9, 8, 3, 7, 5, 6], [4, 5, 1, 2, 3, 3]
     kept = [0, 1, 3, 4, 5]
     whole = [0, 1, 4, 5] if together == 2 else kept
