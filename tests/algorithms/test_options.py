@@ -9,10 +9,10 @@ import pickle
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
+from expect import refuses
 
 import hfsdk as hf
-from hfsdk.algorithms import dpo, grpo, ppo, safe_rlhf
+from hfsdk.algorithms import grpo, ppo
 from hfsdk.algorithms.aliases import OTHER_NAMES, unknown_option
 from hfsdk.algorithms.handles import StepModels
 from hfsdk.algorithms.options import Options
@@ -22,44 +22,38 @@ EVERY = [
     "DPO", "GRPO", "PPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF", "GSPO", "CISPO", "DAPO", "DrGRPO", "OPO",
     "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation",
 ]  # fmt: skip
-every = pytest.mark.parametrize("name", EVERY)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: hf.PPO(beta=0.1), r"PPO has no option 'beta'; hfsdk calls it kl_coef: PPO\(kl_coef=\.\.\.\)"),
-        (lambda: hf.PPO(gae_lambda=0.9), "calls it lam"),
-        (lambda: hf.PPO(cliprange=0.2), "calls it clip:"),
-        (lambda: hf.PPO(epsilon=0.2), "calls it clip:"),
-        (lambda: hf.PPO(clip_range=0.2), "calls it clip:"),
-        (lambda: hf.PPO(cliprange_value=0.2), "calls it value_clip"),
-        (lambda: hf.PPO(num_ppo_epochs=4), "calls it epochs"),
-        (lambda: hf.PPO(num_mini_batches=4), "calls it mini_batches"),
-        (lambda: hf.PPO(ent_coef=0.1), "calls it entropy_coef"),
-        (lambda: hf.PPO(vf_coef=0.1), "optimizers of their own"),
-        (lambda: hf.GRPO(num_generations=4), "calls it n:"),
-        (lambda: hf.GRPO(max_completion_length=4), "calls it max_new_tokens"),
-        (lambda: hf.GRPO(gae_lambda=1.0), "calls it lam, which is no option of GRPO; here are max_new_tokens"),
-        (lambda: hf.RLOO(learning_rate=1e-5), r"session\.actor\(model, optimizer=hf\.AdamW\(lr=1e-5\)\)"),
-        (lambda: hf.SafeRLHF(steps=4), "session.train"),
-        (lambda: hf.DPO(kl_coef=0.1), "calls it beta"),
-        (lambda: hf.DAPO(batch_multiplier=3.0), "calls it oversample"),
-        (lambda: hf.KLCov(kl_cov_ratio=2e-3), "calls it share"),
-        (lambda: hf.GRPO(importance_sampling_level=1), r"hf\.GSPO\(\)"),
-        (lambda: hf.PPO(whiten_reward=True), "did you mean 'whiten_rewards'"),
-        (lambda: hf.PPO(nothing_like_it=1), "there are max_new_tokens, temperature"),
-        (lambda: dataclasses.replace(hf.PPO(), beta=1), "calls it kl_coef"),
-        (lambda: ppo.PolicyLoss(cliprange=0.1), "PolicyLoss has no option 'cliprange'; hfsdk calls it clip"),
-        (lambda: ppo.advantages(None, gae_lambda=0.9), "advantages has no option 'gae_lambda'; hfsdk calls it lam: advantages"),
-        (lambda: grpo.Advantages(eps=1e-4), "clip, which is no option of Advantages"),
-    ],
-)
-def test_an_option_that_does_not_exist_is_refused_by_the_name_it_has_here(make, words):
-    with pytest.raises(hf.OptionError, match=words) as caught:
-        make()
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
+def test_an_option_that_does_not_exist_is_refused_by_the_name_it_has_here():
+    for make, given, *named in (
+        (lambda: hf.PPO(beta=0.1), "'beta'", "PPO(kl_coef=...)"), (lambda: hf.PPO(gae_lambda=0.9), "'gae_lambda'", "PPO(lam=...)"),
+        (lambda: hf.PPO(cliprange=0.2), "'cliprange'", "PPO(clip=...)"),
+        (lambda: hf.PPO(epsilon=0.2), "'epsilon'", "PPO(clip=...)"),
+        (lambda: hf.PPO(clip_range=0.2), "'clip_range'", "PPO(clip=...)"),
+        (lambda: hf.PPO(cliprange_value=0.2), "'cliprange_value'", "PPO(value_clip=...)"),
+        (lambda: hf.PPO(num_ppo_epochs=4), "'num_ppo_epochs'", "PPO(epochs=...)"),
+        (lambda: hf.PPO(num_mini_batches=4), "'num_mini_batches'", "PPO(mini_batches=...)"),
+        (lambda: hf.PPO(ent_coef=0.1), "'ent_coef'", "PPO(entropy_coef=...)"),
+        (lambda: hf.PPO(vf_coef=0.1), "'vf_coef'", "session.critic"),
+        (lambda: hf.GRPO(num_generations=4), "'num_generations'", "GRPO(n=...)"),
+        (lambda: hf.GRPO(max_completion_length=4), "'max_completion_length'", "GRPO(max_new_tokens=...)"),
+        (lambda: hf.GRPO(gae_lambda=1.0), "'gae_lambda'", "lam", "GRPO", "max_new_tokens"),
+        (lambda: hf.RLOO(learning_rate=1e-5), "'learning_rate'", "session.actor(model, optimizer=hf.AdamW(lr=1e-5))"),
+        (lambda: hf.SafeRLHF(steps=4), "'steps'", "session.train"), (lambda: hf.DPO(kl_coef=0.1), "'kl_coef'", "DPO(beta=...)"),
+        (lambda: hf.DAPO(batch_multiplier=3.0), "'batch_multiplier'", "DAPO(oversample=...)"),
+        (lambda: hf.KLCov(kl_cov_ratio=2e-3), "'kl_cov_ratio'", "KLCov(share=...)"),
+        (lambda: hf.GRPO(importance_sampling_level=1), "'importance_sampling_level'", "hf.GSPO()"),
+        (lambda: hf.PPO(whiten_reward=True), "'whiten_reward'", "'whiten_rewards'"),
+        (lambda: hf.PPO(nothing_like_it=1), "'nothing_like_it'", "max_new_tokens, temperature"),
+        (lambda: dataclasses.replace(hf.PPO(), beta=1), "'beta'", "PPO(kl_coef=...)"),
+        (lambda: ppo.PolicyLoss(cliprange=0.1), "'cliprange'", "PolicyLoss(clip=...)"),
+        (lambda: ppo.advantages(None, gae_lambda=0.9), "'gae_lambda'", "advantages(lam=...)"),
+        (lambda: grpo.Advantages(eps=1e-4), "'eps'", "clip", "Advantages"),
+    ):  # fmt: skip
+        with refuses(hf.OptionError, given, *named) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 600
 
 
 def test_every_other_name_leads_to_the_option():
@@ -74,18 +68,17 @@ def test_every_other_name_leads_to_the_option():
     assert set(OTHER_NAMES) <= options
 
 
-@every
-def test_the_help_has_every_option(name):
-    cls = getattr(hf, name)
-    for field in dataclasses.fields(cls):
-        assert f"        {field.name}: " in cls.__doc__
-        assert field.name in inspect.signature(cls).parameters
+def test_the_help_has_every_option():
+    for cls in (getattr(hf, name) for name in EVERY):
+        for field in dataclasses.fields(cls):
+            assert f"        {field.name}: " in cls.__doc__, (cls, field.name)
+            assert field.name in inspect.signature(cls).parameters, (cls, field.name)
 
 
-@every
-def test_options_survive_pickle_and_replace(name):
-    algorithm = getattr(hf, name)(mini_batches=3)
-    assert pickle.loads(pickle.dumps(algorithm)) == algorithm == dataclasses.replace(algorithm)
+def test_options_survive_pickle_and_replace():
+    for name in EVERY:
+        algorithm = getattr(hf, name)(mini_batches=3)
+        assert pickle.loads(pickle.dumps(algorithm)) == algorithm == dataclasses.replace(algorithm), name
 
 
 def test_a_subclass_may_take_what_is_no_field():
@@ -99,36 +92,27 @@ def test_a_subclass_may_take_what_is_no_field():
 
     assert Mine(scale=2).kl_coef == 0.2
     assert (Wider(mine=0.3, n=2).clip, Wider(mine=0.3, n=2).n) == (0.3, 2)
-    with pytest.raises(hf.OptionError, match="Mine has no option 'scales'; did you mean 'scale'"):
+    with refuses(hf.OptionError, "Mine", "'scales'", "'scale'"):
         Mine(scales=2)
 
 
-@every
-def test_an_option_is_declared_in_one_class_of_those_it_is_inherited_from(name):
+def test_an_option_is_declared_in_one_class_of_those_it_is_inherited_from():
     """But for its default: a class may say it again with another one than the class that it takes it from."""
-    cls, twice = getattr(hf, name), {}
-    for base in cls.__mro__[:-1]:
-        for field in inspect.get_annotations(base) if issubclass(base, Options) else ():
-            twice.setdefault(field, []).append(vars(base).get(field, getattr(base, field, None)))
-    for field, defaults in twice.items():
-        assert all(mine != theirs for mine, theirs in pairwise(map(repr, defaults))), field
+    for name in EVERY:
+        twice = {}
+        for base in getattr(hf, name).__mro__[:-1]:
+            for field in inspect.get_annotations(base) if issubclass(base, Options) else ():
+                twice.setdefault(field, []).append(vars(base).get(field, getattr(base, field, None)))
+        for field, defaults in twice.items():
+            assert all(mine != theirs for mine, theirs in pairwise(map(repr, defaults))), (name, field)
 
 
-def test_what_takes_over_options_has_their_values():
-    algorithm = hf.SafeRLHF(gamma=0.9, lam=0.8, kl_coef=0.3, score_clip=2.0, whiten=False)
-    made = safe_rlhf.Advantages.of(algorithm, multiplier=2.0)
-    assert (made.gamma, made.lam, made.kl_coef, made.score_clip, made.whiten, made.multiplier) == (0.9, 0.8, 0.3, 2.0, False, 2.0)
-    assert hf.PPO(clip=0.1, clip_high=0.3, tis_cap=2.0).policy_loss == ppo.PolicyLoss(clip=0.1, clip_high=0.3, tis_cap=2.0, kl="k1")
-    assert dpo.DPO(beta=0.3, kind="ipo").loss == dpo.DPOLoss(beta=0.3, kind="ipo")
-
-
-@every
-def test_a_step_stands_near_the_top_of_a_short_file(name):
-    cls = getattr(hf, name)
-    own = next(base for base in cls.__mro__ if "step" in vars(base))
-    assert len(Path(inspect.getfile(cls)).read_text(encoding="utf-8").splitlines()) <= 150
-    source = Path(inspect.getfile(own)).read_text(encoding="utf-8").splitlines()
-    assert next(i for i, line in enumerate(source, 1) if "def step(" in line) <= 72
+def test_a_step_stands_near_the_top_of_a_short_file():
+    for cls in (getattr(hf, name) for name in EVERY):
+        own = next(base for base in cls.__mro__ if "step" in vars(base))
+        assert len(Path(inspect.getfile(cls)).read_text(encoding="utf-8").splitlines()) <= 150, cls
+        source = Path(inspect.getfile(own)).read_text(encoding="utf-8").splitlines()
+        assert next(i for i, line in enumerate(source, 1) if "def step(" in line) <= 72, cls
 
 
 def test_the_models_of_a_step_are_those_of_a_session():
@@ -149,8 +133,8 @@ def test_a_baseline_is_read_whose_options_stand_in_another_order(tmp_path):
 
     assert read("PPO(clip=0.2, n=1)")["steps"] == 3, "what came since is off"
     assert read("PPO(clip=0.2, n=1, entropy_coef=0.0)")["steps"] == 3
-    with pytest.raises(hf.OptionError, match="Give it a name of its own"):
+    with refuses(hf.OptionError, "PPO", "name of its own"):
         read("PPO(clip=0.2, n=1, entropy_coef=0.1)")
     for other in ("PPO(clip=0.3, n=1)", "GRPO(clip=0.2, n=1)"):
-        with pytest.raises(hf.OptionError, match="Give it a name of its own"):
+        with refuses(hf.OptionError, "PPO", "name of its own"):
             read(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def random_sides(rng, ranks):
     held, needed = [], []
     for tensor in "ab":
         cuts = [0, *sorted(rng.choice(np.arange(1, LENGTH), rng.integers(0, 3), replace=False).tolist()), LENGTH]
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             who = rng.choice(ranks, rng.integers(1, ranks + 1), replace=False)
             held.append((tuple(sorted(who.tolist())), (box(tensor, start, stop, f"{tensor}{start}", int(rng.integers(0, 5))),)))
         start, stop = sorted(rng.choice(np.arange(LENGTH + 1), 2, replace=False).tolist())
@@ -49,7 +49,7 @@ def naive(held, needed, nodes, sent, count):
             for target in ranks:
                 for (low, high), holders in parts.items():
                     own = target in holders
-                    source = target if own else min(holders, key=lambda r: (nodes[r] != nodes[target], sent[r], r))  # noqa: B023
+                    source = target if own else min(holders, key=lambda r: (nodes[r] != nodes[target], sent[r], r))
                     sent[source] += 0 if own else count * (high - low)
                     found += [(wanted.tensor, source, target, element) for element in range(low, high)]
     return sorted(found)
@@ -88,7 +88,7 @@ def test_what_a_repeated_section_sends_counts_as_often_as_it_happens():
 
 @pytest.mark.parametrize(("train", "rollout"), [("tp4 pp2 dp2", "tp2"), ("tp2 pp4 dp2", "tp1"), ("tp1 pp2 dp4", "tp1")])
 def test_replicas_send_equally_much_of_a_whole_model(train, rollout):
-    """To within one layer of the model and what is in no layer: each replica's ranks hold the same, so neither is the busier one."""
+    """To within one layer of the model and what is in no layer: replicas hold the same, so neither is the busier one."""
     plan = ReshardPlan.between(ModelSpec.preset("llama-7b"), train, rollout, "bf16")
     by_place, largest = defaultdict(list), 0
     for rank in range(plan.num_ranks):

@@ -1,18 +1,17 @@
 import math
 import pickle
-import time
 from dataclasses import fields, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
+import hfsdk as hf
 from hfsdk.core.cluster import DEVICES, ClusterSpec, LinkSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.planner.perf.collectives import AllToAllLinks, all_reduce, all_to_all, ring_pass
 from hfsdk.planner.perf.decoding import slots
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
@@ -58,21 +57,21 @@ def rows(count=64, prompt=1024, response=1024):
     return np.full(count, prompt), np.full(count, response)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_deterministic_positive_and_finite(method):
-    first, second = (MODEL.seconds(method, setup(), *rows(), stale=True) for _ in range(2))
-    assert first == second
-    assert 0 < first < 1e5
+def test_deterministic_positive_and_finite():
+    for method in METHODS:
+        first, second = (MODEL.seconds(method, setup(), *rows(), stale=True) for _ in range(2))
+        assert first == second, method
+        assert 0 < first < 1e5, method
 
 
-@pytest.mark.parametrize("train", ["tp1 dp2", "tp8 dp4", "tp8 pp4 dp4"])
-@pytest.mark.parametrize("method", METHODS)
-def test_monotone_in_tokens(method, train):
-    where = setup(train=train)
-    counts = [MODEL.seconds(method, where, *rows(count)) for count in range(1, 140)]
-    lengths = [MODEL.seconds(method, where, *rows(7, 100 + n // 2, n)) for n in range(0, 3000, 37)]
-    assert counts == sorted(counts)
-    assert lengths == sorted(lengths)
+def test_monotone_in_tokens():
+    falls = []
+    for method, train in product(METHODS, ("tp1 dp2", "tp8 dp4", "tp8 pp4 dp4")):
+        where = setup(train=train)
+        counts = [MODEL.seconds(method, where, *rows(count)) for count in range(1, 140)]
+        lengths = [MODEL.seconds(method, where, *rows(7, 100 + n // 2, n)) for n in range(0, 3000, 37)]
+        falls += [(method, train, what) for what, found in (("rows", counts), ("lengths", lengths)) if found != sorted(found)]
+    assert not falls
 
 
 def random_setup(rng):
@@ -94,10 +93,14 @@ def random_setup(rng):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_monotone_in_everything_for_random_models_layouts_and_lengths(seed):
+def test_monotone_in_everything_for_random_models_layouts_and_lengths():
     """One more row, longer rows, a larger model, slower links, memory and arithmetic never take less time."""
-    rng = np.random.default_rng(seed)
+    falls = [(seed, *fall) for seed in range(150) for fall in what_takes_less_with_more(np.random.default_rng(seed))]
+    assert not falls, "\n".join(map(str, falls[:10]))
+
+
+def what_takes_less_with_more(rng):
+    """Yield (method, seconds, those with more) of a random case, where more is less."""
     where, count = random_setup(rng), int(rng.integers(1, 90))
     prompts, responses = rng.integers(1, 2000, count), rng.integers(1, 2000, count)
     slower = replace(
@@ -115,18 +118,18 @@ def test_monotone_in_everything_for_random_models_layouts_and_lengths(seed):
             MODEL.seconds(method, slower, prompts, responses, stale=True),
             MODEL.seconds(method, larger, prompts, responses, stale=True),
         ]
-        assert now <= min(more) * (1 + 1e-12), (method, now, more)
+        if now > min(more) * (1 + 1e-12):
+            yield method, now, more
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_monotone_in_model_size(method):
-    if method == "grad_norm":
-        return
-    # llama-34b caches fewer keys and values than 13b (8 kv heads), so generation is compared without it
-    names = [n for n in SIZES if method != "generate" or n != "llama-34b"]
-    seconds = [MODEL.seconds(method, setup(n, "tp8 dp4"), *rows(), stale=True) for n in names]
-    assert seconds == sorted(seconds)
-    assert len(set(seconds)) == len(seconds)
+def test_monotone_in_model_size():
+    for method in METHODS:
+        if method == "grad_norm":
+            continue
+        # llama-34b caches fewer keys and values than 13b (8 kv heads), so generation is compared without it
+        names = [n for n in SIZES if method != "generate" or n != "llama-34b"]
+        seconds = [MODEL.seconds(method, setup(n, "tp8 dp4"), *rows(), stale=True) for n in names]
+        assert seconds == sorted(set(seconds)), method
 
 
 def test_flops_are_the_specs():
@@ -367,21 +370,20 @@ def test_zero3_gathers_weights_in_every_pass():
     assert MODEL.forward(zero, lengths) >= gather > MODEL.forward(plain, lengths)
 
 
-@pytest.mark.parametrize(
-    ("train", "rollout"),
-    [("tp2 dp2", "tp1"), ("tp4 dp1", "tp2"), ("tp1 dp4", "tp1"), ("tp1 dp4", "tp2"), ("tp2 pp2 dp1", "tp2"), ("tp2 dp2", "tp4")],
-)
-def test_closed_form_of_resharding_is_near_the_counted_bytes(train, rollout):
+def test_closed_form_of_resharding_is_near_the_counted_bytes():
     spec = ModelSpec(
         name="small", num_layers=8, hidden_size=256, mlp_hidden_size=1024, num_heads=8, num_kv_heads=4, head_dim=32,
         vocab_size=256, max_positions=512,
     )  # fmt: skip
-    plan = ReshardPlan.between(spec, train, rollout, "bf16")
-    counted = max(plan.bytes_received(rank) for rank in range(4))
-    closed = reshard_bytes(spec, Layout.parse(train), Layout.parse(rollout).tp)
-    assert closed == pytest.approx(counted, rel=0.05, abs=10_000)
-    where = replace(setup(train=train, rollout=rollout), spec=spec)
-    assert MODEL.planned_reshard(where, plan) == pytest.approx(MODEL.reshard(where), rel=0.2)
+    for train, rollout in (
+        ("tp2 dp2", "tp1"), ("tp4 dp1", "tp2"), ("tp1 dp4", "tp1"), ("tp1 dp4", "tp2"), ("tp2 pp2 dp1", "tp2"), ("tp2 dp2", "tp4"),
+    ):  # fmt: skip
+        plan = ReshardPlan.between(spec, train, rollout, "bf16")
+        counted = max(plan.bytes_received(rank) for rank in range(4))
+        closed = reshard_bytes(spec, Layout.parse(train), Layout.parse(rollout).tp)
+        assert closed == pytest.approx(counted, rel=0.05, abs=10_000), (train, rollout)
+        where = replace(setup(train=train, rollout=rollout), spec=spec)
+        assert MODEL.planned_reshard(where, plan) == pytest.approx(MODEL.reshard(where), rel=0.2), (train, rollout)
 
 
 def test_planned_resharding_asks_the_links_of_the_bytes():
@@ -464,29 +466,22 @@ def test_constants_are_few_and_documented():
     assert len(fields(PerfModel)) <= 20
 
 
-@pytest.mark.parametrize("method", ["generate", "update", "compute_values"])
-def test_one_prediction_takes_microseconds(method):
-    """15 to 80 on a quiet machine, twice that where a virtual one is slowed down: thousands are made for a plan."""
-    where, (prompts, responses) = setup(), rows(64)
-    varied = responses - np.arange(64)
-    best = math.inf
-    for _ in range(200):
-        start = time.thread_time()
-        MODEL.costs(method, where, prompts, varied)
-        best = min(best, time.thread_time() - start)
-    assert best < 400e-6
-
-
-@pytest.mark.parametrize(("dtype", "each"), [("fp32", 12), ("bf16", 14)])
-def test_a_state_is_the_weights_their_masters_and_the_moments(dtype, each):
-    """What the simulated runtime says that a role keeps (``kept_bytes``) is what saving it is priced by."""
-    spec = ModelSpec.preset("llama-7b")
-    role = RoleSpec(name="actor", kind="actor", model=spec, train=Layout(dp=1), dtype=dtype, optimizer=AdamW())
-    where = Setup.of(role, ClusterSpec.parse("1x1 A100-80GB"), [0])
-    assert kept_bytes(role, 0, True) == each * where.parameters
-    for method in ("save_state", "load_state"):
-        (seconds,) = MODEL.costs(method, where, *rows(0)).values()
-        assert seconds * MODEL.storage_bandwidth == pytest.approx(kept_bytes(role, 0, True)), method
+def test_a_state_is_the_weights_their_masters_and_the_moments():
+    """What a simulated session keeps of a role that was trained is what saving it is priced by."""
+    spec = ModelSpec.preset("qwen2.5-0.5b")
+    for dtype, each in (("fp32", 12), ("bf16", 14)):
+        with hf.Session.simulated("1x1 A100-80GB") as session:
+            session.actor(spec, dtype=dtype, train="dp1", rollout="tp1")
+            session.reward(lambda completions: [0.0] * len(completions))
+            step = hf.RLOO(n=2, max_new_tokens=8, kl_coef=0.0).step(session.models, session.prompts(["a"] * 8, batch_size=8)[0])
+            step.actor.wait()
+            kept = session.snapshot("after").num_bytes
+        role = RoleSpec(name="actor", kind="actor", model=spec, train=Layout(dp=1), dtype=dtype, optimizer=AdamW())
+        where = Setup.of(role, ClusterSpec.parse("1x1 A100-80GB"), [0])
+        assert kept == each * where.parameters, dtype
+        for method in ("save_state", "load_state"):
+            (seconds,) = MODEL.costs(method, where, *rows(0)).values()
+            assert seconds * MODEL.storage_bandwidth == pytest.approx(kept), (dtype, method)
 
 
 def test_pickles():
@@ -511,21 +506,19 @@ def test_ranks_agree_at_the_end_of_a_pass():
     assert [costs(layout)["agree"] for layout in ("tp2 dp1", "tp2 dp4")] == pytest.approx([MODEL.agree_s, 3 * MODEL.agree_s])
 
 
-@pytest.mark.parametrize(
-    ("cluster", "layout", "parts"),
-    [
-        # part of the bridge that one line of (tp, dp, pp) has; 0 where the axis stays on one processor or has no one to talk to
+def test_what_crosses_between_the_processors_of_a_node_shares_their_bridge():
+    """Parts: of the bridge, what one line of (tp, dp, pp) has; 0 where the axis stays on one processor or has no one to talk to."""
+    for cluster, layout, parts in (
         ("1x8 A100-80GB-PCIe", "tp8", (1, 0, 0)), ("1x8 A100-80GB-PCIe", "tp4 dp2", (0, 4, 0)),
         ("1x8 A100-80GB-PCIe", "tp2 pp4", (0, 0, 2)), ("1x8 A100-80GB-PCIe", "dp8", (0, 1, 0)),
         ("1x4 A100-80GB-PCIe", "tp4", (0, 0, 0)), ("1x8 A100-80GB", "tp8", (0, 0, 0)),
         ("2x8 A100-80GB-PCIe", "tp8 dp2", (1, None, 0)),
-    ],
-)  # fmt: skip
-def test_what_crosses_between_the_processors_of_a_node_shares_their_bridge(cluster, layout, parts):
-    spec, given = ClusterSpec.parse(cluster), Layout.parse(layout)
-    links = Links.of(spec, range(spec.num_devices), given.fill(spec.num_devices))
-    slot = spec.intra_node
-    for link, part in zip((links.tp, links.dp, links.pp), parts, strict=True):
-        expected = spec.inter_node.bandwidth if part is None else slot.bridge / part if part else slot.bandwidth
-        assert link.bandwidth == pytest.approx(expected / (8 if part is None else 1))
-    assert links.within.bandwidth == (slot.bridge if slot.bridge and spec.num_devices >= 8 else slot.bandwidth)
+    ):  # fmt: skip
+        spec, given = ClusterSpec.parse(cluster), Layout.parse(layout)
+        links = Links.of(spec, range(spec.num_devices), given.fill(spec.num_devices))
+        slot = spec.intra_node
+        for link, part in zip((links.tp, links.dp, links.pp), parts, strict=True):
+            expected = spec.inter_node.bandwidth if part is None else slot.bridge / part if part else slot.bandwidth
+            assert link.bandwidth == pytest.approx(expected / (8 if part is None else 1)), (cluster, layout)
+        within = slot.bridge if slot.bridge and spec.num_devices >= 8 else slot.bandwidth
+        assert links.within.bandwidth == within, (cluster, layout)

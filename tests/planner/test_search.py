@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from brute_force import BruteForce
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
@@ -445,7 +446,7 @@ def test_declared_layouts_are_kept_and_open_ones_searched():
     assert actor.layouts["train"] == plan.layouts["actor"]["train"]
     assert (reward := session.models.reward).layouts["train"] == Layout(tp=1, dp=4)
     assert plan.placement.pool_of("reward").size == 4
-    with pytest.raises(hf.PlacementError, match="reward does not fit pool 'all'"):
+    with refuses(hf.PlacementError, "reward", "all"):
         session.place("colocate")
     assert reward.layouts["train"] == Layout(tp=1, dp=4)
 
@@ -467,17 +468,17 @@ def test_place_applies_a_plan():
 def test_place_refuses_a_plan_of_something_else():
     algorithm, workload = hf.GRPO(n=2), hf.Workload(prompts=8, prompt_tokens=8, response_tokens=8)
     plan = session_on("1x4 A100-80GB", algorithm).plan(algorithm, workload)
-    with pytest.raises(hf.PlacementError, match="the plan is for 1x4"):
+    with refuses(hf.PlacementError, "1x4", "1x2"):
         session_on("1x2 A100-80GB", algorithm).place(plan)
-    with pytest.raises(hf.PlacementError, match="make a new one"):
+    with refuses(hf.PlacementError, "critic"):
         session_on("1x4 A100-80GB", hf.PPO()).place(plan)
-    with pytest.raises(hf.PlacementError, match="and not actor"):
+    with refuses(hf.PlacementError, "actor"):
         session_on("1x4 A100-80GB", algorithm, spec=model(name="other")).place(plan)
     other = hf.Session.simulated("1x4 A100-80GB")
     assert plan.layouts["actor"]["train"].tp != 4
     other.reference(other.actor(model(), dtype="bf16", train="tp4"))
     other.reward(model(), dtype="bf16")
-    with pytest.raises(hf.PlacementError, match="is declared as"):
+    with refuses(hf.PlacementError, "actor", "tp4"):
         other.place(plan)
 
 
@@ -699,41 +700,35 @@ def test_sensitivity_and_again():
 # -- bad input
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"prompts": 0}, "prompts must be a whole number from 1 to 1,000,000; got prompts=0"),
-        ({"prompt_tokens": -5}, "prompt_tokens"),
-        ({"response_tokens": 0}, "response_tokens"),
-        ({"response_tokens": 1.5}, "response_tokens"),
-        ({"n": 0}, "n must be"),
-        ({"steps": 0}, "steps"),
-        ({"response_lengths": "short"}, "'full', 'uniform', 'lognormal'"),
-        ({"prompts": 4, "mini_batches": 5}, "mini_batches=5 needs at least as many samples"),
-    ],
-)
-def test_workloads_are_checked(options, words):
-    with pytest.raises(hf.OptionError, match=words):
-        hf.Workload(**options)
+def test_workloads_are_checked():
+    for options, named in (
+        ({"prompts": 0}, ("prompts=0", "1,000,000")), ({"prompt_tokens": -5}, ("prompt_tokens=-5",)),
+        ({"response_tokens": 0}, ("response_tokens=0",)), ({"response_tokens": 1.5}, ("response_tokens=1.5",)),
+        ({"n": 0}, ("n=0",)), ({"steps": 0}, ("steps=0",)),
+        ({"response_lengths": "short"}, ("response_lengths='short'", "'full'", "'uniform'", "'lognormal'")),
+        ({"prompts": 4, "mini_batches": 5}, ("mini_batches=5", 4)),
+    ):  # fmt: skip
+        with refuses(hf.OptionError, *named):
+            hf.Workload(**options)
 
 
 def test_what_cannot_be_planned():
     session = session_on("1x4 A100-80GB", hf.PPO())
-    with pytest.raises(hf.OptionError, match="generates nothing"):
+    with refuses(hf.OptionError, "DPO", "generates"):
         session.plan(hf.DPO(), hf.Workload(prompts=8))
-    with pytest.raises(hf.OptionError, match="takes an algorithm"):
+    with refuses(hf.OptionError, "algorithm", "'ppo'"):
         session.plan("ppo", hf.Workload(prompts=8))
-    with pytest.raises(hf.OptionError, match="workload must be"):
+    with refuses(hf.OptionError, "workload=8"):
         session.plan(hf.PPO(), 8)
-    with pytest.raises(hf.OptionError, match="top must be"):
+    with refuses(hf.OptionError, "top=0"):
         session.plan(hf.PPO(), hf.Workload(prompts=8), top=0)
-    with pytest.raises(hf.OptionError, match="context"):
+    with refuses(hf.OptionError, "context", "10,000", "8,192"):
         session.plan(hf.PPO(), hf.Workload(prompts=8, prompt_tokens=5000, response_tokens=5000))
-    with pytest.raises(hf.PlacementError, match="no model to plan for"):
+    with refuses(hf.PlacementError, "model"):
         hf.Session.simulated("1x4 A100-80GB").plan(hf.PPO(), hf.Workload(prompts=8))
     bare = hf.Session.simulated("1x4 A100-80GB")
     bare.actor(model())
-    with pytest.raises(hf.PlacementError, match="needs a"):
+    with refuses(hf.PlacementError, "reference", "reward"):
         bare.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
@@ -741,7 +736,7 @@ def test_layouts_that_cover_no_pool():
     session = hf.Session.simulated("3x4 A100-80GB")
     session.reference(session.actor(model(layers=5), train="tp1 pp5", dtype="bf16"))
     session.reward(model(), dtype="bf16")
-    with pytest.raises(hf.LayoutError, match=r"actor's declared .* cover no pool of this cluster; pools have 1, 2, 4, 8, 12"):
+    with refuses(hf.LayoutError, "actor", "tp1 pp5", "1, 2, 4, 8, 12"):
         session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
@@ -772,7 +767,7 @@ def test_models_that_fit_nowhere(cluster, algorithm):
     workload, options = hf.Workload(prompts=8), {"spec": ModelSpec.preset("llama-70b")}
     if isinstance(algorithm, hf.PPO):  # with shadows it fits on fewer nodes than without
         options["optimizer"] = SHARDED
-    with pytest.raises(hf.DeviceMemoryError, match=r"too much by \d+\.\d GB") as refused:
+    with refuses(hf.DeviceMemoryError, "too much by", "GB") as refused:
         session_on(cluster, algorithm, **options).plan(algorithm, workload)
     enough = str(refused.value).split("would do is '")[1].split("'")[0]
     assert session_on(enough, algorithm, **options).plan(algorithm, workload).seconds > 0
@@ -794,7 +789,7 @@ def test_declared_layouts_that_do_not_fit_are_named_with_their_bytes(size):
     )
     over = least + GPU_PROCESS_BYTES - session.cluster.devices[0].memory_bytes
     assert over > 0
-    with pytest.raises(hf.DeviceMemoryError, match=rf"actor \(llama-{size}\) alone is too much by {over / 1e9:.1f} GB for each"):
+    with refuses(hf.DeviceMemoryError, f"actor (llama-{size})", f"{over / 1e9:.1f} GB"):
         session.plan(hf.PPO(), hf.Workload(prompts=64))
 
 
@@ -804,14 +799,14 @@ def test_declared_layouts_without_pools_side_by_side():
     session.reference(session.actor(model(), train="tp4 dp2", dtype="bf16"))
     session.critic(model(), dtype="bf16", train="tp4 dp1")
     session.reward(model(), dtype="bf16")
-    with pytest.raises(hf.DeviceMemoryError, match="each role fits alone, but their declared layouts cover no pools") as refused:
+    with refuses(hf.DeviceMemoryError, "layouts", "pools") as refused:
         session.plan(hf.PPO(), hf.Workload(prompts=8))
     assert "too much" not in str(refused.value)
 
 
 def test_no_number_of_nodes_would_do():
     session = session_on("1x1 A100-80GB", hf.GRPO(n=2), micro_batch_tokens=10**9)
-    with pytest.raises(hf.DeviceMemoryError, match="No number of these nodes"):
+    with refuses(hf.DeviceMemoryError, "No number", "nodes"):
         session.plan(hf.GRPO(n=2), hf.Workload(prompts=8))
 
 
