@@ -24,10 +24,10 @@ def answer_of(rows, responses, scores):
 
 
 def test_lengths_and_rows_not_scored_are_by_row_of_the_batch_whoever_had_the_row():
-    answers = [answer_of([3, 0], [[1], [1, 2, 3]], [1.0, NOT_SCORED]), answer_of([1, 2], [[], [5, 6]], [NOT_SCORED, 0.0])]
+    answers = [answer_of([3, 0], [[1], [1, 2, 3]], [NOT_SCORED, 1.0]), answer_of([1, 2], [[], [5, 6]], [0.0, NOT_SCORED])]
     stored = store_of(call_of(4), answers)
     assert stored.columns["response"].lengths.tolist() == [3, 0, 2, 1]
-    assert sorted(stored.columns["scores"].unscored.tolist()) == [0, 1]
+    assert sorted(stored.columns["scores"].unscored.tolist()) == [2, 3]
     assert [part.rows.tolist() for part in stored.parts] == [[3, 0], [1, 2]]
     assert stored.columns["response"].num_bytes == sum(one.columns["response"].num_bytes for one in answers)
 
