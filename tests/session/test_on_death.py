@@ -7,7 +7,7 @@ from expect import refuses
 
 import hfsdk as hf
 from hfsdk.session.on_death import is_death
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.saves import Saves
 from hfsdk.viz.drawn import picture_of
 from tests.session.scripted import learn
 from tests.session.test_training import TEXTS, OneCall
@@ -159,15 +159,14 @@ def test_a_column_that_died_tells_of_a_death_too():
 
 
 def test_a_death_right_after_a_save_is_complete_goes_on_from_that_one(session, prompts, tmp_path, monkeypatch):
-    saves = parts_of(session).saves
-    save, count = saves.save, iter(range(9))
+    save, count = Saves.save, iter(range(9))
 
-    def dies(folder, **options):
-        save(folder, **options)
+    def dies(saves, folder, **options):
+        save(saves, folder, **options)
         if next(count) == 2:  # that after step 3
             raise DIED
 
-    monkeypatch.setattr(saves, "save", dies)
+    monkeypatch.setattr(Saves, "save", dies)
     with pytest.warns(UserWarning, match="a worker died in step 4, and the run goes on from its save after step 3"):
         run = train(session, Dies(()), prompts, tmp_path)
     assert [row["step"] for row in run.rows] == [*range(6)]
