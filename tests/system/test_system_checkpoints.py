@@ -109,6 +109,7 @@ class Canary:
         return open, (str(self.path), "w")
 
 
+@pytest.mark.filterwarnings("ignore:actor came from .* before loading ended")
 def test_nothing_in_a_strangers_checkpoint_is_run(single, tmp_path):
     """Checksums that fit do not help: every pickle is read by what knows a few names only."""
     single.session.save(tmp_path / "good")

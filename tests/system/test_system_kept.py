@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import psutil
 import pytest
 from expect import refuses, until
@@ -32,8 +34,9 @@ session = hf.Session.attach("kept")
 
 @pytest.fixture
 def state(tmp_path):
-    pytest.importorskip("ray")
-    pytest.importorskip("vllm")
+    for package in ("ray", "vllm"):
+        if find_spec(package) is None:  # which this process has no need to import
+            pytest.skip(f"there is no {package} here")
     return tmp_path / "state"
 
 
@@ -73,8 +76,10 @@ def test_a_killed_kernel_leaves_everything_to_the_next(kernels, state):
     first.run("session.snapshot('before')")
     first.run("run = session.train(hf.GRPO(n=2, max_new_tokens=6), prompts, steps=400, progress=False, wait=False)")
     until("two steps", lambda: first.run("len(run.rows)") >= 2)
+    third = kernels()
     with pytest.raises(KernelError) as refused:
-        kernels().run(ATTACH)
+        third.run(ATTACH)
+    assert third.end() == 0
     assert refused.value.kind == "SessionInUseError"
     assert str(first.process.pid) in str(refused.value)
     first.kill()
@@ -82,10 +87,8 @@ def test_a_killed_kernel_leaves_everything_to_the_next(kernels, state):
     second = kernels()
     second.run(ATTACH)
     assert second.run("session.batches['rollout']['scores'].tolist()") == scores
-    assert second.run("[[h.name for h in session.roles], list(session.snapshots)]") == [
-        ["actor", "reference", "reward"],
-        ["before"],
-    ]
+    assert second.run("[h.name for h in session.roles]") == ["actor", "reference", "reward"]
+    assert second.run("list(session.snapshots)") == ["before"]
     assert "brevity" in second.run("str(dict(session.history.sources))"), "the dead kernel's function, with its source"
     at = second.run("run = session.watch(); len(run.rows)")
     until("a step without the kernel that began the run", lambda: second.run("len(run.rows)") > at)

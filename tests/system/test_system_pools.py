@@ -120,7 +120,7 @@ def test_moving_waits_for_what_runs(four, tmp_path):
     before = four.models.actor.call(where, batch)
     place = threading.Thread(target=four.place, args=({"actor reference": 2, "critic": 2},))
     place.start()
-    until("place to wait for the call", lambda: entrance.reached() and waits(thread=place))
+    until("place to wait for the call", lambda: entrance.reached() and waits("settle", place))
     assert before.state == "running"
     entrance.open()
     place.join(120)

@@ -18,8 +18,8 @@ def halves(four):
 
 
 def transfers(session):
-    """How often weights left their pool in this step."""
-    return sum(call.method == "export_weights" for call in session.dataflow.calls)
+    """How often weights left their pool."""
+    return sum(span.method == "export_weights" for span in session.trace[:].calls)
 
 
 def test_a_shadow_has_the_trained_weights_bit_for_bit_and_gets_them_once(four, ray_here, halves):
