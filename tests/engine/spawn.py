@@ -9,15 +9,20 @@ import pickle
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
+
+from expect import until
 
 if multiprocessing.parent_process() is None:
     os.environ["TEST_JOB"] = f"test{os.getpid()}"  # the processes started here inherit it
 JOB = os.environ["TEST_JOB"]
 """Name of this test process's shared memory, which other tests and sessions of the machine do not have."""
+
+
+AFTER_A_FAILURE_S = 3.0
+"""How long the other ranks may take to end when one has failed: they may be inside a collective for ever."""
 
 
 class SpawnError(AssertionError):
@@ -27,8 +32,9 @@ class SpawnError(AssertionError):
 def run(function, world_size, *args, timeout_s=450.0):
     """Return ``[function(rank, world_size, *args) for every rank]``, each in a process of its own.
 
-    ``function`` must be importable. When one process fails or the time is over, all are killed and the tracebacks raised, and
-    where the others were. On a machine with many times more work than cores gloo may lose a connection while it makes a group:
+    ``function`` must be importable. When one process fails or none says anything for so long, all are killed and the tracebacks
+    raised, and where the others were. A process is a fork, which costs a tenth of a second: none knows what another test left. On a
+    machine with many times more work than cores gloo may lose a connection while it makes a group:
     then all start anew, once.
     """
     try:
@@ -81,9 +87,8 @@ def _run(function, world_size, args, timeout_s):
 
 def _collect(pipes, world_size, timeout_s, where):
     results, failures = [None] * world_size, []
-    end = time.monotonic() + timeout_s
     while pipes:
-        ready = wait(list(pipes), timeout=max(0.0, end - time.monotonic()))
+        ready = wait(list(pipes), timeout=AFTER_A_FAILURE_S if failures else timeout_s)
         if not ready:
             break
         for pipe in ready:
@@ -94,7 +99,6 @@ def _collect(pipes, world_size, timeout_s, where):
                 failed, value = True, "the process ended without a word"
             if failed:
                 failures.append(f"rank {rank}:\n{value}")
-                end = min(end, time.monotonic() + 3.0)  # the others may be inside a collective for ever
             else:
                 results[rank] = value
     if failures or pipes:
@@ -109,9 +113,12 @@ def _where(folder, rank, process):
     if not os.path.exists(path) or not process.is_alive():
         return "(not known: it has not begun, or ended)"
     os.kill(process.pid, signal.SIGUSR1)
-    time.sleep(0.5)
-    with open(path) as written:
-        return written.read()
+
+    def read():
+        with open(path) as written:
+            return written.read()
+
+    return until("a process to say where it is", lambda: read() or not process.is_alive()) and read()
 
 
 def _child(pipe, function, rank, world_size, folder, args):

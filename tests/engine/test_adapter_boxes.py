@@ -6,7 +6,8 @@ import itertools
 from collections import defaultdict
 
 import numpy as np
-import pytest
+from expect import refuses
+from rows import naming
 
 import hfsdk as hf
 from hfsdk.core.lora import AdapterSpec, LoRA
@@ -32,9 +33,15 @@ def test_smollm2_at_rank_16_has_the_bytes_that_peft_saves():
     assert AdapterSpec.of(SPEC, LoRA()).base == SPEC
 
 
-@pytest.mark.parametrize("targets", ["linear", ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj")])
-@pytest.mark.parametrize("layout", ["tp1", "tp3", "tp1 pp2", "tp3 pp2"])
-def test_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout):
+def test_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank():
+    for layout, targets in itertools.product(
+        ["tp1", "tp3", "tp1 pp2", "tp3 pp2"], ["linear", ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj")]
+    ):
+        with naming(layout, targets):
+            check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout)
+
+
+def check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout):
     spec, layout = AdapterSpec.of(SPEC, LoRA(rank=4, targets=targets)), hf.Layout.parse(layout)
     boxes = [
         box for tp, pp in itertools.product(range(layout.tp), range(layout.pp)) for box in megatron_boxes(spec, layout, tp, pp)
@@ -44,8 +51,13 @@ def test_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets,
         assert np.all(times == (layout.tp if whole else 1)), name
 
 
-@pytest.mark.parametrize(("spec", "tp"), [(SPEC, 1), (SPEC, 3), (NARROW, 2), (NARROW, 4), (FUSED, 1), (FUSED, 2)])
-def test_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp):
+def test_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap():
+    for spec, tp in [(SPEC, 1), (SPEC, 3), (NARROW, 2), (NARROW, 4), (FUSED, 1), (FUSED, 2)]:
+        with naming(spec, tp):
+            check_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp)
+
+
+def check_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp):
     adapters = AdapterSpec.of(spec, LoRA(rank=4))
     for engine, rank in itertools.product(("megatron", "vllm"), range(tp)):
         boxes = megatron_boxes(adapters, hf.Layout(tp=tp), rank) if engine == "megatron" else vllm_boxes(adapters, tp, rank)
@@ -71,12 +83,17 @@ def test_a_plan_of_adapters_moves_what_a_rank_lacks():
     )
 
 
-@pytest.mark.parametrize("wrong", ["everything", ("q_proj", "lm_head"), ()])
-def test_targets_that_are_no_linear_layers_are_refused(wrong):
-    with pytest.raises(hf.OptionError, match="target"):
+def test_targets_that_are_no_linear_layers_are_refused():
+    for wrong in ["everything", ("q_proj", "lm_head"), ()]:
+        with naming(wrong):
+            check_targets_that_are_no_linear_layers_are_refused(wrong)
+
+
+def check_targets_that_are_no_linear_layers_are_refused(wrong):
+    with refuses(hf.OptionError, "target"):
         LoRA(targets=wrong)
 
 
 def test_a_model_without_a_layer_that_is_asked_for_is_refused():
-    with pytest.raises(hf.OptionError, match="it has qkv_proj, o_proj, gate_up_proj, down_proj"):
+    with refuses(hf.OptionError, "qkv_proj, o_proj, gate_up_proj, down_proj"):
         LoRA(targets=("q_proj",)).check_model(FUSED)

@@ -5,6 +5,7 @@ import zlib
 from types import SimpleNamespace
 
 import pytest
+from expect import refuses
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -45,7 +46,7 @@ def test_a_whole_save_is_taken(state):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_flipped_byte_is_seen_by_the_rank_whose_share_it_is(state, name, ranks):
     (state / name).write_text("?" + name[1:])
-    with pytest.raises(CheckpointError, match=name.split("/")[1]):
+    with refuses(CheckpointError, name.split("/")[1]):
         check(state, ranks)
 
 
@@ -56,7 +57,7 @@ def test_another_roles_damage_is_not_looked_for(state):
 
 def test_a_save_whose_own_word_is_missing_is_not_believed(state):
     (state / SAVE).unlink()
-    with pytest.raises(CheckpointError, match=SAVE):
+    with refuses(CheckpointError, SAVE):
         check(state)
 
 
@@ -64,7 +65,7 @@ def test_a_save_whose_own_word_was_changed_is_not_believed(state):
     told = json.loads((state / SAVE).read_text())
     told["files"]["actor/common.pt"][1] ^= 1
     (state / SAVE).write_text(json.dumps(told, separators=(",", ": ")))
-    with pytest.raises(CheckpointError, match=SAVE):
+    with refuses(CheckpointError, SAVE):
         check(state)
 
 
@@ -73,5 +74,5 @@ def test_a_save_without_checksums_is_taken_where_the_index_says_that_it_is_one(s
     (state.parent / INDEX).write_text(json.dumps({"format": WITHOUT_CHECKSUMS, "state": "state-1"}))
     check(state)
     (state.parent / INDEX).write_text(json.dumps({"format": WITHOUT_CHECKSUMS, "state": "state-2"}))
-    with pytest.raises(CheckpointError, match=SAVE):
+    with refuses(CheckpointError, SAVE):
         check(state)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from expect import refuses
+from rows import naming
 
 from hfsdk.core.errors import PlacementError
 from hfsdk.engine.process import deterministic, gpus
@@ -56,14 +58,24 @@ print(json.dumps([changed, then]))
     assert after.keys() <= {"NCCL_NO_CACHE"}, "once an engine is built something else holds than before"
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)])
-def test_hopper_and_newer_have_it(capability):
+def test_hopper_and_newer_have_it():
+    for capability in [(9, 0), (10, 0), (12, 0)]:
+        with naming(capability):
+            check_hopper_and_newer_have_it(capability)
+
+
+def check_hopper_and_newer_have_it(capability):
     deterministic.check_gpu("NVIDIA H100 80GB HBM3", capability)
 
 
-@pytest.mark.parametrize(("name", "capability", "words"), [("A100", (8, 0), "8.0"), ("L4", (8, 9), "8.9"), ("V100", (7, 0), "7.0")])
-def test_older_gpus_are_refused_with_both_capabilities(name, capability, words):
-    with pytest.raises(PlacementError, match=rf"deterministic=True needs .* 9\.0 or more .*{name} has {words}\. Leave it out"):
+def test_older_gpus_are_refused_with_both_capabilities():
+    for name, capability, words in [("A100", (8, 0), "8.0"), ("L4", (8, 9), "8.9"), ("V100", (7, 0), "7.0")]:
+        with naming(name, capability, words):
+            check_older_gpus_are_refused_with_both_capabilities(name, capability, words)
+
+
+def check_older_gpus_are_refused_with_both_capabilities(name, capability, words):
+    with refuses(PlacementError, "deterministic=True", "9.0", f"{name} has {words}"):
         deterministic.check_gpu(name, capability)
 
 

@@ -1,20 +1,20 @@
 """Weights straight from rank to rank of two pools, in real processes over gloo: bit for bit, counted, never waited for in vain."""
 
 import os
-import signal
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from spawn import forked, run
+from expect import until
+from spawn import run
 from test_bridge import blank, boxes_of, check_taken, cut, full_of, roles
 from torch.distributed import distributed_c10d as c10d
+from turns import let_others_run
 
 from hfsdk.engine.calls.shadow_plan import plan_between
 from hfsdk.engine.process import rendezvous
@@ -24,9 +24,6 @@ from hfsdk.engine.weights import direct, transport
 from hfsdk.engine.weights.bridge import Route
 from hfsdk.engine.weights.direct import NOTHING, DirectLinks, Way
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard
-from hfsdk.resharding.box_moves import Move
-
-pytestmark = pytest.mark.slow
 
 NEVER = SafePoint(lambda: False)
 
@@ -38,7 +35,11 @@ PAIRS = {
 """Ranks of both pools -> (trained layout, rollout's)."""
 
 
-def link_of(folder, num_ranks, number=0, timeout_s=60.0):
+FOR_EVER_S = 3600.0
+"""Of a link whose ranks must not wait for its limit: longer than any test may take."""
+
+
+def link_of(folder, num_ranks, number=0, timeout_s=FOR_EVER_S):
     return Link(number, ("train", "rollout"), f"file://{folder}/link{number}", num_ranks, timeout_s=timeout_s)
 
 
@@ -146,7 +147,7 @@ class TroubleError(Exception):
 def failing(rank, world_size, folder):
     """Rank 1 fails after its first round; nobody waits for it, and over a new link all goes well."""
     transport.BUCKET_BYTES["cpu"] = 2**12
-    links, start, told = DirectLinks(), time.monotonic(), ""
+    links, told = DirectLinks(), ""
     end = End(rank, "untied", "tp2", "tp1 dp2")
     if rank == 1:
         before = transport._Run._copy
@@ -164,138 +165,46 @@ def failing(rank, world_size, folder):
         told = str(error)
     if rank == 1:
         transport._Run._copy = before
-    seconds = time.monotonic() - start
     end = End(rank, "untied", "tp2", "tp1 dp2")
     with links.using(link_of(folder, world_size, 1), rank, 2) as group:
         end.check(end.go(group))
-    return told, seconds
+    return told
 
 
 def test_a_rank_that_fails_lets_all_others_go(tmp_path):
     from hfsdk.engine.ray.ray_links import PEER_LEFT
 
     found = run(failing, 4, str(tmp_path))
-    assert found[1][0] == "TroubleError"
-    for told, seconds in found:
-        assert told
-        assert seconds < 20
+    assert found[1] == "TroubleError"
+    for told in found:
         assert told == "TroubleError" or any(words in told for words in PEER_LEFT), told
 
 
-WEIGHT = (Move("w", 0, 1, "w", (0,), "w", (0,), (2**25,)),)
-"""One message of 128 MB, of which a connection never holds the whole."""
-
-
-def half_way(rank, dies, folder, pipe):
-    """One rank stops with the message half way; the other one says how its wait ended when that one is killed."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store{rank}", rank=0, world_size=1)
-    transport.BUCKET_BYTES["cpu"] = 2**30
-    weight = {"w": torch.ones(2**25)}
-    sources, targets = (weight, NOTHING) if rank == 0 else (NOTHING, weight)
-    before = written_bytes()
-
-    def stop(self, step):
-        while rank == 0 and written_bytes() < before + 2**20:
-            pass
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-    if rank == dies:
-        transport._Run._copy = stop
-    links = DirectLinks()
-    try:
-        with links.using(link_of(folder, 2), rank, 1) as group:
-            NEVER.agree(group)
-            pipe.send("begun")
-            transport.execute_moves(WEIGHT, "fp32", rank, 2, sources, targets, group)
-    except RuntimeError as error:
-        pipe.send((str(error), len(links._joined), float(weight["w"].sum())))
-
-
-def written_bytes():
-    """Bytes that this process has written, to its connections too."""
-    with open("/proc/self/io") as counts:
-        return next(int(line.split()[1]) for line in counts if line.startswith("wchar"))
-
-
-@pytest.mark.parametrize("dies", [0, 1], ids=["giver", "taker"])
-def test_a_rank_that_dies_with_a_message_half_way_lets_the_other_go(dies, tmp_path):
-    """Gloo itself does not tell: what is half written, or half read, waits for the group's limit."""
-    from hfsdk.engine.ray.ray_links import PEER_LEFT
-
-    context, pipes, processes = forked(), [], []
-    for rank in range(2):
-        mine, theirs = context.Pipe()
-        processes.append(context.Process(target=half_way, args=(rank, dies, str(tmp_path), theirs), daemon=True))
-        processes[-1].start()
-        pipes.append(mine)
-    try:
-        for pipe in pipes:
-            assert pipe.poll(60.0)
-            assert pipe.recv() == "begun"
-        wait_until_stopped(processes[dies].pid)
-        time.sleep(0.5)
-        assert not pipes[1 - dies].poll(), "it waits for what is to come"
-        processes[dies].kill()
-        assert pipes[1 - dies].poll(5.0), "it still waits for one that is gone"
-        told, num_links, total = pipes[1 - dies].recv()
-        assert any(words in told for words in PEER_LEFT), told
-        assert num_links == 0
-        assert dies == 0 or total == 2**25, "what it gave is as it was"
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def wait_until_stopped(pid):
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-
-
 def cut_while_waiting(rank, world_size, folder):
-    """Rank 0 joins and never gives. Rank 1 is cut, from another thread, and waits no longer; nor does rank 0 when it looks."""
-    end, links, start = End(rank, "untied", "tp1", "tp1"), DirectLinks(), time.monotonic()
+    """Rank 0 gives nothing until rank 1 is gone, which is cut, from another thread; nor does rank 0 wait when it looks."""
+    end, links, gone = End(rank, "untied", "tp1", "tp1"), DirectLinks(), Path(folder) / "gone"
+
+    def cut():
+        let_others_run(200)
+        links.cut(1)
+
     try:
         with links.using(link_of(folder, world_size), rank, 1) as group:
             NEVER.agree(group)
             if rank == 0:
-                time.sleep(2.0)
+                until("the end of rank 1's wait", gone.exists)
             else:
-                threading.Timer(0.5, links.cut, (1,)).start()
+                threading.Thread(target=cut).start()
             end.way.move(end.sources, end.targets, group)
     except (PeerFailed, RuntimeError) as error:
-        return type(error).__name__, time.monotonic() - start, len(links._joined)
+        if rank == 1:
+            gone.touch()
+        return type(error).__name__, len(links._joined)
     return "ok"
 
 
 def test_a_cut_ends_a_wait_at_once(tmp_path):
-    (first, first_s, *kept), (other, other_s, *gone) = run(cut_while_waiting, 2, str(tmp_path))
-    assert (first, other) == ("RuntimeError", "PeerFailed")
-    assert (kept, gone) == ([0], [0])
-    assert other_s < 2.0 < first_s < 10.0
-
-
-def alone(rank, world_size, folder):
-    """The other rank never comes: a cut ends the wait for it, and the limit does."""
-    links, outcome = DirectLinks(), []
-    for limit_s, call_id in ((60.0, 1), (1.0, 2)):
-        start = time.monotonic()
-        timer = threading.Timer(0.5, links.cut, (1,))
-        timer.start()
-        try:
-            with links.using(link_of(folder, 2, call_id, limit_s), 0, call_id):
-                outcome.append("joined")
-        except (PeerFailed, RuntimeError) as error:
-            outcome.append((type(error).__name__, str(error)))
-        timer.join()
-        assert time.monotonic() - start < 5.0
-    return outcome
-
-
-def test_nobody_waits_for_a_rank_that_never_comes(tmp_path):
-    cut, late = run(alone, 1, str(tmp_path))[0]
-    assert cut == ("PeerFailed", "")
-    assert late == ("RuntimeError", "1 of the 2 ranks of train and rollout met within 1 s")
+    assert run(cut_while_waiting, 2, str(tmp_path)) == [("RuntimeError", 0), ("PeerFailed", 0)]
 
 
 class Kernels:
@@ -318,25 +227,6 @@ def test_on_gpus_the_host_never_waits_in_cuda(monkeypatch):
         direct._await_stream(0, 60.0, lambda: True)
 
 
-def silent(rank, world_size, folder):
-    """Rank 0 joins and never gives: the others wait as long as the link's limit."""
-    end, links, start = End(rank, "untied", "tp1", "tp1"), DirectLinks(), time.monotonic()
-    link = link_of(folder, world_size, timeout_s=3.0)
-    try:
-        with links.using(link, rank, 1) as group:
-            NEVER.agree(group, None)
-            if rank == 0:
-                time.sleep(8.0)
-                raise TroubleError
-            end.way.move(end.sources, end.targets, group)
-    except TroubleError:
-        return "silent"
-    except RuntimeError as error:
-        assert time.monotonic() - start < 7.0
-        return str(error)
-    return "ok"
-
-
 def half_done(rank, world_size, folder):
     """Rank 3 fails when it has all it needs: no other rank goes on as if all had, to wait for rank 3 in its own pool."""
     end, links = End(rank, "untied", "tp2", "tp1 dp2"), DirectLinks()
@@ -356,12 +246,6 @@ def test_it_is_done_on_all_ranks_or_on_none(tmp_path):
     *others, last = run(half_done, 4, str(tmp_path))
     assert last == "trouble"
     assert all(any(words in told for words in PEER_LEFT) for told in others), others
-
-
-def test_nobody_waits_longer_than_the_limit(tmp_path):
-    first, other = run(silent, 2, str(tmp_path))
-    assert first == "silent"
-    assert "3000ms" in other
 
 
 def cutting(rank, world_size, folder):

@@ -1,8 +1,11 @@
 """Fingerprints of weights: what they are, that they add up however a tensor is cut, and what they find."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from rows import naming
 
 from hfsdk.engine.weights import fingerprints as f
 
@@ -32,18 +35,26 @@ def one(values, start):
     return int(f.fingerprints([(values, start)])[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("column", [0, 40, 41])
-@pytest.mark.parametrize("width", [12, 11])
-def test_it_is_as_defined(dtype, column, width):
+def test_it_is_as_defined():
+    for width, column, dtype in itertools.product([12, 11], [0, 40, 41], DTYPES):
+        with naming(width, column, dtype):
+            check_it_is_as_defined(dtype, column, width)
+
+
+def check_it_is_as_defined(dtype, column, width):
     values = random((7, 12), dtype)[:, :width]
     assert one(values, (100, column)) == by_hand(values.contiguous(), (100, column))
     vector = random((9,), dtype)
     assert one(vector, (column,)) == by_hand(vector, (column,))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_add_up_to_the_whole(dtype):
+def test_parts_add_up_to_the_whole():
+    for dtype in DTYPES:
+        with naming(dtype):
+            check_parts_add_up_to_the_whole(dtype)
+
+
+def check_parts_add_up_to_the_whole(dtype):
     values, rng = random((24, 30), dtype), np.random.default_rng(0)
     whole = one(values, (0, 0))
     for _ in range(30):
@@ -52,8 +63,13 @@ def test_parts_add_up_to_the_whole(dtype):
         assert f.added(f.fingerprints(parts).tolist()) == whole
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_each_bit_of_each_number_counts(dtype):
+def test_each_bit_of_each_number_counts():
+    for dtype in DTYPES:
+        with naming(dtype):
+            check_each_bit_of_each_number_counts(dtype)
+
+
+def check_each_bit_of_each_number_counts(dtype):
     values = random((3, 4), dtype)
     before, bits = one(values, (5, 6)), values.view(torch.int32 if dtype == torch.float32 else torch.int16)
     for row in range(3):
@@ -66,8 +82,13 @@ def test_each_bit_of_each_number_counts(dtype):
     assert one(values, (5, 6)) == before
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_number_at_another_place_counts(dtype):
+def test_a_number_at_another_place_counts():
+    for dtype in DTYPES:
+        with naming(dtype):
+            check_a_number_at_another_place_counts(dtype)
+
+
+def check_a_number_at_another_place_counts(dtype):
     values = random(SHAPE, dtype)
     before = one(values, (0, 0))
     assert one(values, (1, 0)) != before
@@ -77,9 +98,14 @@ def test_a_number_at_another_place_counts(dtype):
     assert one(values.roll(1, 1), (0, 0)) != before
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monkeypatch):
+def test_where_there_is_no_product_of_whole_numbers_it_is_the_same():
     """As on a GPU: multiplied and summed some rows at a time."""
+    for dtype in DTYPES:
+        with pytest.MonkeyPatch.context() as patch, naming(dtype):
+            check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, patch)
+
+
+def check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monkeypatch):
     values = random((33, 18), dtype)
     before = one(values, (3, 4))
     monkeypatch.setattr(f, "_times", f._times_in_steps)
@@ -87,9 +113,14 @@ def test_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monkey
     assert one(values, (3, 4)) == before
 
 
-@pytest.mark.parametrize("dtypes", [DTYPES[:1], DTYPES[1:], DTYPES])
-def test_small_tensors_together_have_each_its_own(dtypes, monkeypatch):
+def test_small_tensors_together_have_each_its_own():
     """Matrices and vectors, of one and of two dtypes, more than are put into one, and some too large for it."""
+    for dtypes in [DTYPES[:1], DTYPES[1:], DTYPES]:
+        with pytest.MonkeyPatch.context() as patch, naming(dtypes):
+            check_small_tensors_together_have_each_its_own(dtypes, patch)
+
+
+def check_small_tensors_together_have_each_its_own(dtypes, monkeypatch):
     monkeypatch.setattr(f, "SMALL", 40)
     monkeypatch.setattr(f, "BATCH", 64)
     given = []

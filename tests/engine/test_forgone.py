@@ -1,8 +1,7 @@
 """A process has done with a Ray whose session has ended by itself: Ray would end whoever still used it a minute later."""
 
-import time
-
 import pytest
+from expect import until
 
 pytest.importorskip("ray")
 
@@ -20,21 +19,14 @@ def start(monkeypatch):
     del ray_start.ended
 
 
-def wait_for(condition):
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_what_is_forgone_is_left_by_itself_and_the_last_one_ends_ray(start):
     start.forgo("nobody")
     start.forgo("lost")
     start.forgo("lost")
-    wait_for(lambda: start._own_ray == {"other"})
+    until("the first one's leave", lambda: start._own_ray == {"other"})
     assert start.ended == []
     start.forgo("other")
-    wait_for(lambda: start.ended == [set()])
+    until("Ray's end", lambda: start.ended == [set()])
     assert start._forgone == set()
 
 

@@ -2,10 +2,11 @@
 
 import re
 import threading
-import time
 from dataclasses import replace
 
 import pytest
+from expect import refuses
+from turns import let_others_run
 
 import hfsdk as hf
 from hfsdk.core.errors import WorkerDiedError
@@ -76,7 +77,7 @@ MOMENTS = {
 def test_a_worker_that_ends_while_roles_move_costs_its_updates_and_not_the_session(session, runtime, monkeypatch, moment, tmp_path):
     method, error, when = MOMENTS[moment]
     Dies(runtime, monkeypatch, method, error, when=when)
-    with pytest.raises(WorkerDiedError, match="ended") as told:
+    with refuses(WorkerDiedError, "ended") as told:
         session.place(APART)
     assert session.placement.placement == parts_of(session).client.send(q.CurrentPlacement()), "handles and controller agree"
     lost = dict(re.findall(r"(\w+) comes back with its initial weights \((\d) updates? lost\)", str(told.value)))
@@ -96,7 +97,7 @@ def test_the_newest_of_snapshot_and_checkpoint_comes_back(session, runtime, monk
     kept = session.snapshot("kept")
     learn(session, 2)
     Dies(runtime, monkeypatch, "load", GONE, when=lambda role, pool, state=None: role.name == "actor" and state is not None)
-    with pytest.raises(WorkerDiedError, match=r"actor comes back with what a snapshot kept of it at update 4 \(2 updates lost\)"):
+    with refuses(WorkerDiedError, "actor comes back", "snapshot", "at update 4 (2 updates lost)"):
         session.place(APART)
     session.models.actor.compute_log_probs(session.rows).wait()
     assert updates(session) == {"actor": 4, "critic": 6}
@@ -110,7 +111,7 @@ def test_where_the_snapshot_is_gone_too_the_checkpoint_comes_back(session, runti
     gone = [state.number for state in kept.kept]
     moving = lambda role, pool, state=None: role.name == "actor" and state is not None  # noqa: E731
     Dies(runtime, monkeypatch, "load", GONE, when=moving, wipe=gone)
-    with pytest.raises(WorkerDiedError, match=r"actor comes back with checkpoint .*state-1 \(1 update lost\)"):
+    with refuses(WorkerDiedError, "actor comes back", "checkpoint", "state-1 (1 update lost)"):
         session.place(APART)
     session.models.actor.compute_log_probs(session.rows).wait()
     assert updates(session) == {"actor": 3, "critic": 4}
@@ -119,10 +120,10 @@ def test_where_the_snapshot_is_gone_too_the_checkpoint_comes_back(session, runti
 def test_a_snapshot_that_was_let_go_before_the_role_came_back_is_told_and_the_next_source_taken(session, runtime, monkeypatch):
     session.snapshot("kept")
     Dies(runtime, monkeypatch, "load", GONE, when=lambda role, pool, state=None: role.name == "actor" and state is not None)
-    with pytest.raises(WorkerDiedError, match="what a snapshot kept"):
+    with refuses(WorkerDiedError, "a snapshot kept"):
         session.place(APART)
     session.forget("kept")
-    with pytest.raises(WorkerDiedError, match=r"was let go.*its initial weights"):
+    with refuses(WorkerDiedError, "was let go", "its initial weights"):
         session.models.actor.compute_log_probs(session.rows).wait()
     session.models.actor.compute_log_probs(session.rows).wait()
     assert updates(session) == {"actor": 0, "critic": 3}
@@ -135,7 +136,7 @@ def test_another_branchs_snapshot_does_not_come_back(session, runtime, monkeypat
     session.rewind(start)
     learn(session, 1)
     Dies(runtime, monkeypatch, "load", GONE, when=lambda role, pool, state=None: role.name == "actor" and state is not None)
-    with pytest.raises(WorkerDiedError, match=r"at update 3 \(1 update lost\)"):
+    with refuses(WorkerDiedError, "at update 3 (1 update lost)"):
         session.place(APART)
 
 
@@ -169,7 +170,7 @@ def test_what_was_before_a_load_that_failed_still_comes_back(session, runtime, m
     learn(session, 1)
     session.snapshot("late")
     failing = Dies(runtime, monkeypatch, "call", hf.CallError("no such file"), when=lambda work: work.call.method == "load_state")
-    with pytest.warns(UserWarning, match="critic came from"), pytest.raises(hf.CallError, match="no such file"):
+    with pytest.warns(UserWarning, match="critic came from"), refuses(hf.CallError, "no such file"):
         session.load(tmp_path)
     assert failing.done
     monkeypatch.undo()
@@ -212,10 +213,10 @@ def test_a_snapshot_that_dies_after_it_was_chosen_is_told_and_the_next_source_ta
     session.snapshot("kept")
     learn(session, 1)
     Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.role == "actor")
-    with pytest.raises(WorkerDiedError, match="a snapshot kept"):
+    with refuses(WorkerDiedError, "a snapshot kept"):
         session.models.actor.compute_log_probs(session.rows).wait()
     runtime._kept.clear()
-    with pytest.raises(WorkerDiedError, match=r"is gone with a worker.*its initial weights"):
+    with refuses(WorkerDiedError, "is gone with a worker", "its initial weights"):
         session.models.actor.compute_log_probs(session.rows).wait()
     session.models.actor.compute_log_probs(session.rows).wait()
     assert updates(session)["actor"] == 0
@@ -231,7 +232,7 @@ def test_a_death_while_updates_are_counted_again_is_told_with_what_is_lost(sessi
 
     monkeypatch.setattr(runtime, "call", refused)
     Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.method == "num_updates")
-    with pytest.raises(WorkerDiedError, match=r"actor comes back with its initial weights \(3 updates lost\)"):
+    with refuses(WorkerDiedError, "actor comes back with its initial weights (3 updates lost)"):
         session.models.actor.update(session.rows, lambda out, b: out.log_probs).wait()
     session.models.actor.compute_log_probs(session.rows).wait()
 
@@ -243,13 +244,13 @@ def test_who_meets_lost_columns_first_tells_what_is_lost(session, runtime, monke
     Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.method == "update")
     with pytest.raises(WorkerDiedError):
         session.models.actor.update(batch, lambda out, b: out.log_probs).wait()
-    with pytest.raises(hf.LostColumnError, match=r"run actor.compute_log_probs again.*initial weights \(3 updates lost\)") as told:
+    with refuses(hf.LostColumnError, "actor.compute_log_probs", "initial weights (3 updates lost)") as told:
         batch.map(lambda table: {"more": table["prompt"]}, reads=["old_log_probs", "prompt"], writes=["more"]).wait()
     assert isinstance(told.value.__cause__, WorkerDiedError)
 
 
 class Busy:
-    """Slows a method of the runtime down and notes which pools it runs on at the same time."""
+    """Lets others run inside a method of the runtime and notes which pools it runs on at the same time."""
 
     def __init__(self, runtime, monkeypatch, *methods):
         self.now, self.together, self.guard = [], set(), threading.Lock()
@@ -263,7 +264,7 @@ class Busy:
                 self.together |= {frozenset((pool, other)) for other in self.now}
                 self.now.append(pool)
             try:
-                time.sleep(0.05)
+                let_others_run()
                 return method(*given, **named)
             finally:
                 with self.guard:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from rows import naming
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
@@ -34,10 +37,16 @@ def test_a_70b_on_eight_nodes_takes_one_copy_and_no_more():
     assert before == pytest.approx(4 * max(needed.values()), rel=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "trained", "each"), [("fp32", True, 12), ("bf16", True, 14), ("bf16", False, 6)])
-@pytest.mark.parametrize("train", ["dp1", "dp3", "tp2 dp2", "pp2 dp5"])
-def test_shares_sum_up_to_one_copy(train, dtype, trained, each):
+def test_shares_sum_up_to_one_copy():
     """Of each tensor-parallel and pipeline rank's part."""
+    for train, (dtype, trained, each) in itertools.product(
+        ["dp1", "dp3", "tp2 dp2", "pp2 dp5"], [("fp32", True, 12), ("bf16", True, 14), ("bf16", False, 6)]
+    ):
+        with naming(train, dtype, trained, each):
+            check_shares_sum_up_to_one_copy(train, dtype, trained, each)
+
+
+def check_shares_sum_up_to_one_copy(train, dtype, trained, each):
     held, alone = role("llama-7b", train, dtype), Layout.parse(train)
     once = role("llama-7b", f"tp{alone.tp} pp{alone.pp} dp1", dtype)
     whole = sum(kept_bytes(once, rank, trained) for rank in range(alone.tp * alone.pp))

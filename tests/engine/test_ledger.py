@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.core.errors import OptionError
@@ -81,13 +82,13 @@ def test_a_step_that_is_no_longer_kept_says_so(session):
     kept = session.trace[last - KEPT_STEPS + 1]
     assert len(kept.calls)
     for look in (lambda: session.trace[3], lambda: session.dataflow[3]):
-        with pytest.raises(OptionError, match=rf"step 3 is no longer kept.*last {KEPT_STEPS} steps.*session\.history"):
+        with refuses(OptionError, "step 3 is no longer kept", f"last {KEPT_STEPS} steps", "session.history"):
             look()
     trained(session, 5)
-    with pytest.raises(OptionError, match="no longer kept"):
+    with refuses(OptionError, "no longer kept"):
         kept.snapshot()
     assert len({span.step for span in session.trace[:]}) == KEPT_STEPS, "of all that are kept"
-    with pytest.raises(OptionError, match="no longer kept"):
+    with refuses(OptionError, "no longer kept"):
         session.trace[0:5]
 
 

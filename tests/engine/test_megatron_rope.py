@@ -1,6 +1,9 @@
 """Stretched rotary positions against transformers' and vLLM's own functions, number by number."""
 
+import itertools
+
 import pytest
+from rows import naming
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -39,9 +42,13 @@ def rotary_of():
     return make
 
 
-@pytest.mark.parametrize("rope", KINDS, ids=str)
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-def test_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of):
+def test_waves_and_attention_factor_are_those_of_transformers(rotary_of):
+    for family, rope in itertools.product(["Llama", "Qwen3"], KINDS):
+        with naming(family, rope):
+            check_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of)
+
+
+def check_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of):
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -59,8 +66,13 @@ def test_waves_and_attention_factor_are_those_of_transformers(rope, family, rota
     assert bool(megatron_rope.attention_options(spec)) == (rope["rope_type"] == "yarn")
 
 
-@pytest.mark.parametrize("rope", KINDS, ids=str)
-def test_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of):
+def test_waves_and_attention_factor_are_those_of_vllm(rotary_of):
+    for rope in KINDS:
+        with naming(rope):
+            check_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of)
+
+
+def check_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of):
     pytest.importorskip("vllm")
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding import get_rope

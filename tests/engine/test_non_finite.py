@@ -1,13 +1,18 @@
 """A refused optimizer step names what is to blame: the samples and the loss, or a learning rate that ruined the weights."""
 
-import pytest
+from rows import naming
 
 import hfsdk as hf
 from hfsdk.engine.worker.non_finite import why_refused
 
 
-@pytest.mark.parametrize(("updates", "count"), [(1, "1 step "), (3, "3 steps ")])
-def test_a_learning_rate_that_ruins_weights_is_named(updates, count):
+def test_a_learning_rate_that_ruins_weights_is_named():
+    for updates, count in [(1, "1 step "), (3, "3 steps ")]:
+        with naming(updates, count):
+            check_a_learning_rate_that_ruins_weights_is_named(updates, count)
+
+
+def check_a_learning_rate_that_ruins_weights_is_named(updates, count):
     words = why_refused([], "actor", hf.AdamW(lr=1e3), updates)
     assert words.startswith("the gradient is NaN or infinite")
     assert f"They have had {count}with a learning rate of 1000, which ruins them" in words

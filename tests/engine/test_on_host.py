@@ -1,15 +1,22 @@
 """Copies in host memory."""
 
+import itertools
+
 import pytest
+from rows import naming
 
 torch = pytest.importorskip("torch")
 
 from hfsdk.engine.weights.on_host import copy_on_host  # noqa: E402
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5, 7)])
-def test_a_copy_has_the_values_and_none_of_the_memory(dtype, shape):
+def test_a_copy_has_the_values_and_none_of_the_memory():
+    for shape, dtype in itertools.product([(), (0,), (3, 0), (5, 7)], [torch.float32, torch.bfloat16, torch.int64, torch.uint8]):
+        with naming(shape, dtype):
+            check_a_copy_has_the_values_and_none_of_the_memory(dtype, shape)
+
+
+def check_a_copy_has_the_values_and_none_of_the_memory(dtype, shape):
     values = torch.randn(shape).mul(9).to(dtype)
     copy = copy_on_host(values)
     assert (copy.shape, copy.dtype, copy.device.type) == (values.shape, dtype, "cpu")

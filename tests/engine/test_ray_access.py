@@ -4,10 +4,10 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
+from expect import refuses
 
 pytest.importorskip("ray")
 from hfsdk.core.errors import PlacementError
@@ -17,10 +17,11 @@ NOBODY = 65534
 TOKEN = "0123456789abcdef" * 4
 
 STRANGER = """
-import socket, time
+import socket
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
-time.sleep(600)
+while True:
+    server.accept()
 """
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -110,7 +111,7 @@ def test_a_token_that_another_user_made_is_refused(home):
     token.parent.mkdir()
     token.write_text(TOKEN)
     os.chown(token, NOBODY, NOBODY)
-    with pytest.raises(PlacementError, match="knows what is in it"):
+    with refuses(PlacementError, "knows what is in it"):
         ray_access.secure_token()
 
 
@@ -123,7 +124,7 @@ def test_a_token_of_roots_that_everybody_can_read_is_refused(home, monkeypatch):
     token.chmod(0o640)
     assert ray_access.secure_token() == []
     token.chmod(0o644)
-    with pytest.raises(PlacementError, match="is root's and its mode is 0644"):
+    with refuses(PlacementError, "is root's and its mode is 0644"):
         ray_access.secure_token()
 
 
@@ -155,7 +156,7 @@ def test_a_cluster_that_cannot_be_asked_about_its_authentication_is_said(home):
 @pytest.mark.parametrize("value", ["disabled", "DISABLED", "", "none"])
 def test_a_ray_without_authentication_is_not_started(home, monkeypatch, value):
     monkeypatch.setenv("RAY_AUTH_MODE", value)
-    with pytest.raises(PlacementError, match="RAY_AUTH_MODE"):
+    with refuses(PlacementError, "RAY_AUTH_MODE"):
         ray_start.start(1)
     assert not next(seen for seen in ray_state.look() if seen.name == "Ray's authentication").good
 
@@ -206,7 +207,7 @@ def poison(home, text):
 def test_an_address_that_another_user_wrote_gets_nothing(home, listener, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     os.chown(poison(home, listener.address), NOBODY, NOBODY)
-    with pytest.raises(PlacementError, match="was written by"):
+    with refuses(PlacementError, "was written by"):
         ray_start.join("auto")
     assert "was written by" in repr(ray_state.look())
     assert listener.heard == b""
@@ -220,7 +221,7 @@ def test_an_address_file_that_others_may_have_had_a_hand_in_is_not_believed(home
     elif spoil in ("link", "folder"):
         path.rename(home / "elsewhere")
         path.symlink_to(home / "elsewhere") if spoil == "link" else path.mkdir()
-    with pytest.raises(PlacementError, match="ray_current_cluster"):
+    with refuses(PlacementError, "ray_current_cluster"):
         ray_start.join("auto")
     assert listener.heard == b""
 
@@ -231,7 +232,7 @@ def test_a_port_of_an_old_cluster_that_another_user_listens_at_gets_nothing(home
     stranger = subprocess.Popen(["python3", "-c", STRANGER], stdout=subprocess.PIPE, text=True, user=NOBODY, group=NOBODY, cwd="/")
     try:
         poison(home, f"127.0.0.1:{stranger.stdout.readline().strip()}")
-        with pytest.raises(PlacementError, match="listens at"):
+        with refuses(PlacementError, "listens at"):
             ray_start.join("auto")
     finally:
         stranger.kill()
@@ -245,18 +246,16 @@ def test_a_silent_address_is_given_up_soon_and_shown_no_token(home, listener, mo
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setattr(ray_cluster, "ANSWER_S", 1.0)
     poison(home, listener.address)
-    begun = time.monotonic()
-    with pytest.raises(PlacementError, match="did not answer"):
+    with refuses(PlacementError, "did not answer"):
         ray_start.join("auto" if auto else listener.address)
-    assert time.monotonic() - begun < 60
     assert listener.heard, "it was asked"
     assert TOKEN.encode() not in listener.heard
 
 
 def test_without_a_cluster_auto_says_how_to_start_one(home, monkeypatch):
     monkeypatch.setattr(ray_access, "_served_here", list)
-    with pytest.raises(PlacementError, match="ray start --head"):
+    with refuses(PlacementError, "ray start --head"):
         ray_start.join("auto")
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
-    with pytest.raises(PlacementError, match="RAY_ADDRESS"):
+    with refuses(PlacementError, "RAY_ADDRESS"):
         ray_start.join("auto")

@@ -5,6 +5,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from expect import refuses
+from rows import naming
 
 pytest.importorskip("ray")
 from hfsdk.core.call_flow import Call
@@ -15,12 +17,20 @@ from hfsdk.engine.ray.ray_cluster import Node, _cores, _device, check_present, p
 from hfsdk.engine.ray.ray_worker import said_in, write_begin
 
 
-@pytest.mark.parametrize(
-    ("label", "name", "gigabytes"),
-    [("A100", "A100-80GB", 80), ("A100-40G", "A100-80GB", 40), ("H200", "H200", 141), ("L4", "L4", 24), ("T4", "T4", 16),
-     ("nobody's", "nobody's", 80)],
-)  # fmt: skip
-def test_accelerators_are_presets_by_rays_names(label, name, gigabytes):
+def test_accelerators_are_presets_by_rays_names():
+    for label, name, gigabytes in [
+        ("A100", "A100-80GB", 80),
+        ("A100-40G", "A100-80GB", 40),
+        ("H200", "H200", 141),
+        ("L4", "L4", 24),
+        ("T4", "T4", 16),
+        ("nobody's", "nobody's", 80),
+    ]:
+        with naming(label, name, gigabytes):
+            check_accelerators_are_presets_by_rays_names(label, name, gigabytes)
+
+
+def check_accelerators_are_presets_by_rays_names(label, name, gigabytes):
     found = _device({"Resources": {f"accelerator_type:{label}": 1.0, "GPU": 4.0}}, "GPU", 4, here=False)
     assert (found.name, found.memory_bytes) == (name, gigabytes * 10**9)
 
@@ -48,18 +58,20 @@ HERE, THERE = Node(0, "a", "10.0.0.1", True), Node(1, "b", "10.0.0.2", False)
 A100, H100 = {"accelerator_type:A100": 1.0}, {"accelerator_type:H100": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("kind", "others", "taken"),
-    [
+def test_a_node_like_it_takes_the_place_of_one_that_left():
+    for kind, others, taken in [
         ("cpu", [], None),
         ("cpu", [rays("c", "10.0.0.3", CPU=2.0), rays("d", "10.0.0.2", CPU=8.0)], "d"),  # at the same address
         ("cpu", [rays("c", "10.0.0.3", CPU=2.0)], "c"),
         ("cpu", [rays("c", "10.0.0.2", CPU=1.0), rays("d", "10.0.0.2", False, CPU=2.0)], None),  # too small; gone as well
         ("A100-80GB", [rays("c", "10.0.0.2", GPU=2.0, **H100), rays("d", "10.0.0.4", GPU=2.0, **A100)], "d"),
         ("A100-80GB", [rays("c", "10.0.0.2", CPU=8.0)], None),
-    ],
-)
-def test_a_node_like_it_takes_the_place_of_one_that_left(monkeypatch, kind, others, taken):
+    ]:
+        with pytest.MonkeyPatch.context() as patch, naming(kind, others, taken):
+            check_a_node_like_it_takes_the_place_of_one_that_left(patch, kind, others, taken)
+
+
+def check_a_node_like_it_takes_the_place_of_one_that_left(monkeypatch, kind, others, taken):
     first = rays("a", "10.0.0.1", CPU=2.0, GPU=2.0, **A100)
     monkeypatch.setattr(ray_cluster.ray, "nodes", lambda: [first, rays("b", "10.0.0.2", False), *others])
     cluster, known = ClusterSpec.of([(DEVICES[kind],) * 2] * 2), (HERE, HERE, THERE, THERE)
@@ -67,7 +79,7 @@ def test_a_node_like_it_takes_the_place_of_one_that_left(monkeypatch, kind, othe
     assert nodes[:2] == (HERE, HERE), "a node of the session is taken for no other"
     if taken is None:
         assert nodes == known
-        with pytest.raises(PlacementError, match=r"devices 2, 3 are on node 1 \(10.0.0.2\), which has left"):
+        with refuses(PlacementError, "devices 2, 3", "node 1 (10.0.0.2)", "left"):
             check_present(nodes, alive, [1, 2])
     else:
         assert {(node.number, node.ray_id, node.here) for node in nodes[2:]} == {(1, taken, False)}

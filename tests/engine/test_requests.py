@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rows import naming
 
 pytest.importorskip("torch")
 
@@ -33,19 +34,20 @@ class States:
         raise CheckpointError(f"{parts} do not fit")
 
 
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [
+def test_what_goes_wrong_is_told_with_what_was_asked():
+    for request_, words in [
         (Export("actor"), "taking out the state of actor failed: KeyError"),
         (Keep("actor", 0), "keeping the state of actor failed: KeyError"),
         (SendKept("actor", 3), "sending the kept state of actor failed: KeyError(3)"),
         (Restore("actor", 3), "restoring the state of actor failed: KeyError"),
         (Offer("actor"), "offering the state of actor failed: KeyError"),
         (Load("actor", None), "loading actor failed: AttributeError"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_goes_wrong_is_told_with_what_was_asked(request_, words):
+    ]:
+        with naming(request_, words):
+            check_what_goes_wrong_is_told_with_what_was_asked(request_, words)
+
+
+def check_what_goes_wrong_is_told_with_what_was_asked(request_, words):
     answer = carry_out(Worker(0), request_)
     assert answer.status == "error"
     assert isinstance(answer.error, CallError)
@@ -53,8 +55,13 @@ def test_what_goes_wrong_is_told_with_what_was_asked(request_, words):
     assert "Traceback" in answer.error.fields()["details"]
 
 
-@pytest.mark.parametrize("request_", [Restore("actor", 0, ["gone"]), Need("actor", ["gone"])], ids=lambda r: type(r).__name__)
-def test_a_state_that_is_gone_is_told_as_such(request_):
+def test_a_state_that_is_gone_is_told_as_such():
+    for request_ in [Restore("actor", 0, ["gone"]), Need("actor", ["gone"])]:
+        with naming(request_):
+            check_a_state_that_is_gone_is_told_as_such(request_)
+
+
+def check_a_state_that_is_gone_is_told_as_such(request_):
     worker = Worker(0, store=EmptyStore())
     worker.roles["actor"] = type("Role", (), {"states": States()})()
     answer = carry_out(worker, request_)

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from expect import refuses
 
 import hfsdk
 from hfsdk.core.errors import RewardFunctionError
@@ -26,8 +26,8 @@ def judge(completions):
     text = completions[0]
     if text == "hang":
         re.match(r"(a+)+$", "a" * 64 + "b")
-    if text == "sleep":
-        time.sleep(60)
+    if text.startswith(("r ", "w ")):  # a pipe, which opens when another process opens its other end
+        open(text[2:], text[0]).close()
     if text == "raise":
         raise ValueError("no such answer")
     if text == "die":
@@ -52,12 +52,12 @@ def workers():
 
 def test_each_failure_is_told_of_its_sample_and_the_others_go_on(workers):
     texts = ["ab", "hang", "raise", "die", "abc", "none", "nan", "two", "leave", "abcd"]
-    judged = workers.run(samples(*texts), timeout_s=1.0)
+    judged = workers.run(samples(*texts), timeout_s=3.0)
     assert [one.score for one in judged] == [2.0, None, None, None, 3.0, None, None, None, None, 4.0]
     kinds = ["", "took too long", "raised", "ended its process", "", "", "is no score", "is no score", "raised", ""]
     assert [one.failure for one in judged] == kinds
     words = [one.message for one in judged]
-    assert words[1] == "judge took longer than 1 s and was ended"
+    assert words[1] == "judge took longer than 3 s and was ended"
     assert words[2] == "judge raised ValueError('no such answer')"
     assert words[3] == "the process that ran judge ended by signal 11"
     assert words[6].startswith("judge returned nan; return a finite number")
@@ -66,34 +66,33 @@ def test_each_failure_is_told_of_its_sample_and_the_others_go_on(workers):
     for row, text in ((1, 're.match(r"(a+)+$"'), (2, 'raise ValueError("no such answer")')):
         number = next(n for n, line in enumerate(lines, 1) if text in line)
         assert judged[row].line == f"test_sample_workers.py:{number} in judge"
-    assert 1.0 <= judged[1].seconds < 10
-    assert judged[0].seconds < 1
+    assert judged[0].seconds < 3.0 <= judged[1].seconds
     assert 'raise ValueError("no such answer")' in judged[2].details
 
 
 def test_what_the_function_keeps_stays_and_a_process_that_died_is_replaced(workers):
-    workers.run(samples("a", "b"), timeout_s=5)
+    workers.run(samples("a", "b"), timeout_s=60)
     before = set(workers.pids)
     assert len(before) == 2
-    assert workers.run(samples("a", "b"), timeout_s=5)[0].score == 1.0
+    assert workers.run(samples("a", "b"), timeout_s=60)[0].score == 1.0
     assert set(workers.pids) == before
     os.kill(workers.pids[0], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(workers.pids[0])], timeout=5)
-    judged = workers.run(samples("abc", "abcd", "a"), timeout_s=5)
+    psutil.wait_procs([psutil.Process(workers.pids[0])], timeout=60)
+    judged = workers.run(samples("abc", "abcd", "a"), timeout_s=60)
     assert [one.score for one in judged] == [3.0, 4.0, 1.0]
 
 
-def test_samples_run_side_by_side(workers):
-    workers.run(samples("a", "b"), timeout_s=5)
-    began = time.monotonic()
-    judged = workers.run(samples("sleep", "sleep"), timeout_s=0.8)
-    assert [one.failure for one in judged] == ["took too long"] * 2
-    assert time.monotonic() - began < 0.8 + 1.5  # one after the other they would be 1.6 s, and where they hang is asked of each
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_samples_run_side_by_side(workers, tmp_path):
+    """Each waits for the other one: one after the other the first would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    judged = workers.run(samples(f"w {tmp_path}/pipe", f"r {tmp_path}/pipe"), timeout_s=60)
+    assert [one.failure for one in judged] == ["", ""]
 
 
 def test_no_more_are_begun_after_so_many_failures():
     alone = SampleWorkers(Shipped.of(judge), 1)
-    judged = alone.run(samples(*["raise"] * 5), timeout_s=5, most_failures=2)
+    judged = alone.run(samples(*["raise"] * 5), timeout_s=60, most_failures=2)
     assert [one is None for one in judged] == [False, False, True, True, True]
     alone.close()
 
@@ -105,13 +104,13 @@ def test_a_function_that_cannot_be_loaded_is_an_error():
 
     broken = Broken()
     alone = SampleWorkers(Shipped.of(lambda completions: [broken]), 1)
-    with pytest.raises(RewardFunctionError, match=r"could not be loaded: ZeroDivisionError"):
-        alone.run(samples("a"), timeout_s=5)
+    with refuses(RewardFunctionError, "could not be loaded", "ZeroDivisionError"):
+        alone.run(samples("a"), timeout_s=60)
     assert alone.pids == []
 
 
 SCRIPT = """
-import sys, time
+import sys
 from hfsdk.core.functions import Shipped
 from hfsdk.engine.process.sample_workers import SampleWorkers
 
@@ -145,9 +144,9 @@ def test_none_is_left_when_the_process_that_started_them_dies(how):
     assert all(map(psutil.pid_exists, pids))
     children = [psutil.Process(pid) for pid in pids]
     parent.send_signal(how)
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
 
 

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from expect import refuses
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FileSum
@@ -81,7 +82,7 @@ def test_what_reads_back_otherwise_is_told(tmp_path, monkeypatch):
         os.pwrite(fd, b"?", 5)
 
     monkeypatch.setattr(summed_file.os, "fsync", fsync)
-    with pytest.raises(CheckpointError, match="reads back otherwise than written, at byte 0"), SummedFile(tmp_path / "a") as file:
+    with refuses(CheckpointError, "byte 0"), SummedFile(tmp_path / "a") as file:
         file.write(b"something")
 
 
@@ -95,5 +96,5 @@ def test_an_object_is_summed_as_it_is_sent(monkeypatch):
     file = SummedFile(path)
     file.write(b"x" * 10)
     monkeypatch.setattr(StorePath, "ranges", lambda self, places: [b"y" * 10])
-    with pytest.raises(CheckpointError, match="reads back otherwise"):
+    with refuses(CheckpointError, "reads back otherwise"):
         file.__exit__(None, None, None)

@@ -6,7 +6,6 @@ needs a GPU. vLLM itself turns its arguments into its configuration, on its CUDA
 (vllm_on_gpus.py).
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rows import naming
 
 from hfsdk.assets import MODELS
 from hfsdk.core.layout import Layout
@@ -128,16 +128,6 @@ def role_of(cluster, **options):
         nodes=cluster.nodes, **layouts,
     )  # fmt: skip
     return replace(role, **options)
-
-
-@contextlib.contextmanager
-def naming(*row):
-    """Say of which row a check failed."""
-    try:
-        yield
-    except BaseException as failed:
-        failed.add_note(f"of {row}")
-        raise
 
 
 def group_with(groups, rank):

@@ -15,8 +15,6 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.resharding.boxes import vllm_boxes
 
-pytestmark = pytest.mark.slow
-
 PAIRS = {
     (2, 1): ["tp2", "pp2", "dp2"], (2, 2): ["tp2", "pp2", "dp2"],
     **{(4, tp): ["tp4", "pp4", "dp4", "tp2 pp2", "tp2 dp2", "pp2 dp2"] for tp in (1, 2, 4)},

@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
+from rows import naming
 from spawn import run
 
 from hfsdk.engine.training import vocab_parallel
@@ -59,7 +62,7 @@ def shards_in_chunks(rank, world_size):
     return shards(rank, world_size)
 
 
-CHUNKS = pytest.mark.parametrize("rows", [None, 1, 7, 39])
+CHUNKS = (None, 1, 7, 39)
 """Positions at a time, of 40; ``None``: all, with the probabilities kept."""
 
 
@@ -69,8 +72,13 @@ def in_chunks(monkeypatch, rows, width):
         monkeypatch.setattr(vocab_parallel._VocabParallel, "apply", None)
 
 
-@CHUNKS
-def test_one_rank_with_padding(monkeypatch, rows):
+def test_one_rank_with_padding():
+    for rows in CHUNKS:
+        with pytest.MonkeyPatch.context() as patch, naming(rows):
+            check_one_rank_with_padding(patch, rows)
+
+
+def check_one_rank_with_padding(monkeypatch, rows):
     in_chunks(monkeypatch, rows, 320)
     check([shard(0, 1, 320)], 320)
 
@@ -96,8 +104,13 @@ def test_in_chunks_nothing_of_n_times_v_is_kept_but_the_logits():
     assert any(x.data_ptr() == logits.data_ptr() for x in kept)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
+def test_the_gradient_may_take_the_place_of_the_logits():
+    for dtype in [torch.float32, torch.bfloat16]:
+        with pytest.MonkeyPatch.context() as patch, naming(dtype):
+            check_the_gradient_may_take_the_place_of_the_logits(patch, dtype)
+
+
+def check_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
     in_chunks(monkeypatch, 7, VOCAB)
     logits, targets, *_ = inputs()
     gradients = []
@@ -117,9 +130,13 @@ def test_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
     assert torch.equal(*gradients)
 
 
-@CHUNKS
-@pytest.mark.parametrize("entropy", [True, False])
-def test_entropy_is_optional(entropy, monkeypatch, rows):
+def test_entropy_is_optional():
+    for entropy, rows in itertools.product([True, False], CHUNKS):
+        with pytest.MonkeyPatch.context() as patch, naming(entropy, rows):
+            check_entropy_is_optional(entropy, patch, rows)
+
+
+def check_entropy_is_optional(entropy, monkeypatch, rows):
     in_chunks(monkeypatch, rows, VOCAB)
     logits, targets, *_ = inputs()
     mine = logits.clone().requires_grad_()
@@ -131,8 +148,13 @@ def test_entropy_is_optional(entropy, monkeypatch, rows):
     assert torch.allclose(mine.grad, other.grad, atol=1e-5)
 
 
-@CHUNKS
-def test_entropy_alone_has_the_exact_gradient(monkeypatch, rows):
+def test_entropy_alone_has_the_exact_gradient():
+    for rows in CHUNKS:
+        with pytest.MonkeyPatch.context() as patch, naming(rows):
+            check_entropy_alone_has_the_exact_gradient(patch, rows)
+
+
+def check_entropy_alone_has_the_exact_gradient(monkeypatch, rows):
     in_chunks(monkeypatch, rows and min(rows, 7), VOCAB)
     logits = inputs()[0].double()[:8]
     entropy = log_probs_and_entropy(logits.float().requires_grad_(), torch.zeros(8, dtype=torch.long), VOCAB)[1]
