@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -11,6 +12,7 @@ import hfsdk as hf
 from hfsdk.engine.calls import queries as q
 from hfsdk.session import (
     checkpoint,
+    client,
     comparing,
     deployment,
     folder_lock,
@@ -23,6 +25,7 @@ from hfsdk.session import (
     streams,
     training,
 )
+from hfsdk.session.events import EventRelay
 from hfsdk.session.session_parts import parts_of
 
 pytestmark = pytest.mark.slow
@@ -85,27 +88,41 @@ def interrupted(what, until="", every=1, files=FILES):
     assert k > 20, "the lines were not seen"
 
 
-def check_usable(session, relays):
+@pytest.fixture
+def relays(monkeypatch):
+    """Who listens to sessions made after this: what hears events, as long as the session tells it of any."""
+    there = weakref.WeakSet()
+
+    class Noted(EventRelay):
+        def __init__(self, listener):
+            super().__init__(listener)
+            there.add(self)
+
+    monkeypatch.setattr(client, "EventRelay", Noted)
+    return there
+
+
+def check_usable(session):
     run = session.run
     run.stop()
-    run.wait(10)
+    run.wait(60)
     assert not run.running
     assert session.train(session.algorithm, session.stream, steps=1, progress=False).state == "finished"
-    assert len(parts_of(session).client._relays) == relays
     assert not [thread for thread in threading.enumerate() if thread.name == "hfsdk-train" and thread.is_alive()]
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(session, wait):
-    relays = len(parts_of(session).client._relays)
+def test_an_interrupt_at_any_line_of_a_runs_start_leaves_training_possible(relays, session, wait):
+    listening = len(relays)
 
     def train():
         session.train(session.algorithm, session.stream, steps=1, progress=False, wait=wait)
         if not wait:
-            session.run.wait(10)
+            session.run.wait(60)
 
     for _ in interrupted(train, until="_one_step"):
-        check_usable(session, relays)
+        check_usable(session)
+        assert len(relays) == listening
 
 
 def test_an_interrupt_at_any_line_of_a_place_leaves_handles_and_controller_together(session):
@@ -154,10 +171,11 @@ def test_an_interrupt_at_any_line_of_a_save_leaves_a_complete_one(session, tmp_p
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_interrupt_at_any_line_of_a_comparison_leaves_the_session_where_it_was(session):
+@pytest.mark.parametrize("every", [31, 7])
+def test_an_interrupt_at_any_line_of_a_comparison_leaves_the_session_where_it_was(session, every):
     branch = session.branch
     compare = lambda: session.compare([session.algorithm], session.stream, steps=1, seeds=[0], progress=False)  # noqa: E731
-    for _ in interrupted(compare, until="_one_step", every=7):
+    for _ in interrupted(compare, until="_one_step", every=every):
         assert session.branch == branch
         assert "compare" not in session.snapshots
     session.train(session.algorithm, session.stream, steps=1, progress=False)
