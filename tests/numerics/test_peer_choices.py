@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from expect import refuses
 from numerics_helpers import FP32, forget_gradient
 from system_helpers import ppo_batch
 
@@ -67,9 +68,9 @@ class TestTruncatedImportanceSampling:
         for algorithm in ALGORITHMS:
             assert algorithm.policy_loss.tis_cap is None
             assert replace(algorithm, tis_cap=1.5).policy_loss.tis_cap == 1.5
-            with pytest.raises(OptionError, match="tis_cap"):
+            with refuses(OptionError, "tis_cap=2.0", "rollout"):
                 replace(algorithm, tis_cap=2.0, old_log_probs="rollout")
-        with pytest.raises(OptionError, match="tis_cap"):
+        with refuses(OptionError, "tis_cap=0.0"):
             ppo.PolicyLoss(tis_cap=0.0)
 
     def test_point_11_on_the_real_trainer(self, live):
@@ -123,7 +124,7 @@ class TestLogRatios:
         for algorithm in ALGORITHMS:
             assert replace(algorithm, log_ratio_clamp="both").policy_loss.log_ratio_clamp == "both"
             assert replace(algorithm, dual_clip=3.0).policy_loss.dual_clip == 3.0
-            with pytest.raises(OptionError, match="log_ratio_clamp"):
+            with refuses(OptionError, "log_ratio_clamp='below'"):
                 replace(algorithm, log_ratio_clamp="below")
         old = torch.zeros(1)
         out = SimpleNamespace(log_probs=torch.tensor([-30.0]), entropy=old)
@@ -131,7 +132,7 @@ class TestLogRatios:
         _, metrics = ppo.PolicyLoss(log_ratio_clamp="both", kl_coef=0.1)(out, b)
         assert metrics["ratio"].item() == pytest.approx(np.exp(-20.0))
         assert metrics["kl_loss"].item() == 10.0
-        with pytest.raises(OptionError, match="above, both or none"):
+        with refuses(OptionError, "'below'", "above, both or none"):
             rlmath.kl_estimate(old, old, "k3", "below")
 
 
@@ -145,7 +146,7 @@ class TestGroupsOfOne:
         torch.testing.assert_close(rloo.leave_one_out(scores, group, "score"), t(self.case["expected"]["rloo"]))
         for function in (grpo.group_advantages, rloo.leave_one_out):
             assert function(scores, group)[1] == 0
-            with pytest.raises(OptionError, match="alone"):
+            with refuses(OptionError, "alone='mean'"):
                 function(scores, group, alone="mean")
 
     @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ class TestGroupsOfOne:
         made = fn(rows)["advantages"]
         np.testing.assert_allclose([row[0] for row in made], self.case["expected"][name], rtol=1e-6)
         for wrong in (grpo.Advantages, rloo.Advantages):
-            with pytest.raises(OptionError, match="alone"):
+            with refuses(OptionError, "alone='one'"):
                 wrong(alone="one")
 
 

@@ -2,10 +2,12 @@
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from expect import refuses
 
 from hfsdk.algorithms import rlmath
 from hfsdk.algorithms.ppo import KL_KINDS
@@ -79,9 +81,8 @@ class TestPeers:
         for name, value in ours.items():  # verl divides by count + 1e-8
             torch.testing.assert_close(value, t(expected[name]), rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
 
-    @pytest.mark.parametrize("kind", KL_KINDS)
-    def test_verl_kl_values_and_gradients(self, kind):
-        for case in ORACLE["verl"]:
+    def test_verl_kl_values_and_gradients(self):
+        for kind, case in product(KL_KINDS, ORACLE["verl"]):
             log_probs = t(case["log_probs"]).requires_grad_()
             estimate = rlmath.kl_estimate(log_probs, t(case["ref_log_probs"]), kind)
             torch.testing.assert_close(estimate.detach(), t(case["expected"]["kl"][kind]))
@@ -157,7 +158,7 @@ class TestKl:
         log_probs = torch.randn(5)
         for kind in KL_KINDS:
             assert rlmath.kl_estimate(log_probs, log_probs, kind).abs().max() == 0
-        with pytest.raises(OptionError, match="k4"):
+        with refuses(OptionError, "'k4'", "k3+"):
             rlmath.kl_estimate(log_probs, log_probs, "k4")
 
     def test_point_20_adaptive_controller(self):
@@ -168,7 +169,7 @@ class TestKl:
         assert step(600.0) == pytest.approx(0.2 * (1 + 0.2 * 64 / 10_000))  # clipped at +0.2
         assert step(0.0) == pytest.approx(0.2 * (1 - 0.2 * 64 / 10_000))  # clipped at -0.2
         assert step(6.6) == pytest.approx(0.2 * (1 + 0.1 * 64 / 10_000))
-        with pytest.raises(OptionError, match="target"):
+        with refuses(OptionError, "target=0.0"):
             rlmath.adaptive_kl_coef(0.2, 1.0, target=0.0, num_samples=1)
 
 
@@ -198,14 +199,14 @@ class TestRewards:
 
 
 class TestGae:
-    @pytest.mark.parametrize("lengths", [(3, 1, 5), (1, 1, 1), (0, 4, 0), (7,), (0,), (), (2, 0)])
-    @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.99, 0.0)])
-    def test_point_22_backwards_over_response_tokens_only(self, lengths, gamma, lam):
-        rewards, values, lengths_N = random_batch(lengths)
-        advantages, returns = rlmath.gae(rewards, values, lengths_N, gamma, lam)
-        expected = naive_gae(rewards.tolist(), values.tolist(), lengths, gamma, lam)
-        torch.testing.assert_close(advantages, t(expected))
-        torch.testing.assert_close(returns, advantages + values)
+    def test_point_22_backwards_over_response_tokens_only(self):
+        discounts = ((1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.99, 0.0))
+        for lengths, (gamma, lam) in product(((3, 1, 5), (1, 1, 1), (0, 4, 0), (7,), (0,), (), (2, 0)), discounts):
+            rewards, values, lengths_N = random_batch(lengths)
+            advantages, returns = rlmath.gae(rewards, values, lengths_N, gamma, lam)
+            expected = naive_gae(rewards.tolist(), values.tolist(), lengths, gamma, lam)
+            torch.testing.assert_close(advantages, t(expected))
+            torch.testing.assert_close(returns, advantages + values)
 
     def test_point_22_value_after_the_last_token_is_zero(self):
         advantages, returns = rlmath.gae(t([0.0, 1.0]), t([0.25, 0.5]), lens(2), gamma=1.0, lam=0.5)

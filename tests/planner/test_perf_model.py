@@ -272,6 +272,32 @@ def test_pipeline_bubble():
     assert ARITHMETIC.forward(interleaved, lengths) == pytest.approx(whole / 4 * (8 + 1) / 8, rel=1e-2)
 
 
+def test_activations_between_stages_take_their_link():
+    """Every tp rank sends its part of each token, and of the filling micro-batches; each micro-batch waits for one message."""
+    free = setup("llama-7b", "tp2 pp4 dp1", links=FREE, micro_batch_tokens=1000)
+    slow = replace(free, links=replace(FREE, pp=LinkSpec(name="slow", bandwidth=1e6, latency_s=0.5)))
+    lengths = np.full(8, 1000)
+    sent = (8000 + 3 * 1000) * free.spec.hidden_size * 2 / 2
+    took = MODEL.forward(slow, lengths) - MODEL.forward(free, lengths)
+    assert took == pytest.approx(sent / (1e6 * MODEL.link_efficiency) + (8 + 3) * 0.5)
+
+
+def test_prefill_is_forward_passes_over_chunks_that_the_host_schedules():
+    where = setup("llama-7b", "tp1 dp1", "tp1", batch_tokens=1000)
+    prompts, quiet = np.full(7, 500), replace(MODEL, step_s=0.0)
+    assert MODEL.prefill(where, prompts) - quiet.prefill(where, prompts) == pytest.approx(4 * MODEL.step_s)
+    whole = ARITHMETIC.prefill(where, prompts) - 4 * ARITHMETIC.step_s
+    assert whole == pytest.approx(ARITHMETIC.forward(where, prompts), rel=1e-6)
+    assert MODEL.prefill(where, prompts[:0]) == 0
+
+
+def test_a_replica_writes_its_part_of_a_state():
+    alone, shared = (setup("llama-7b", layout, "tp1") for layout in ("tp2 dp1", "tp2 dp4"))
+    for method in ("save_state", "load_state"):
+        one, four = (MODEL.seconds(method, where, *rows(0)) for where in (alone, shared))
+        assert one == pytest.approx(4 * four), method
+
+
 def test_uneven_stages_wait_for_the_fullest():
     """80 layers over 3 stages: 27, 27, 26 and the output layer (0.3 of a layer)."""
     where = setup("llama-70b", "tp8 pp3 dp1")
