@@ -61,11 +61,12 @@ def test_other_refusals_keep_their_words(tmp_path, free, error):
     assert why_unwritten(tmp_path, error) == "File too large"
 
 
-def test_a_quota_is_no_room_either(tmp_path, free):
+@each("number", [errno.EDQUOT, errno.ENOSPC])
+def test_where_the_system_says_that_there_is_no_room_there_is_none_whatever_is_free(tmp_path, free, number):
+    """A quota is full, or the disk has no more names for files."""
     free(10**9)
-    assert why_unwritten(tmp_path, OSError(errno.EDQUOT, "Disk quota exceeded")).startswith(
-        "Disk quota exceeded (1,000.0 MB are free). Free some space"
-    )
+    words = why_unwritten(tmp_path, OSError(number, os.strerror(number)))
+    assert words.startswith(f"{os.strerror(number)} (1,000.0 MB are free). Free some space")
 
 
 def test_the_innermost_folder_that_exists_is_asked(tmp_path):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,15 @@ STARTS = ("run", "Popen", "check_output")
 """Calls of ``subprocess`` that decode what they are told to."""
 
 
+@cache
+def all_files() -> list[tuple[str, ast.Module]]:
+    paths = sorted((ROOT / "hfsdk").rglob("*.py"))
+    return [(path.relative_to(ROOT / "hfsdk").as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
 def files(*, engines: bool) -> list[tuple[str, ast.Module]]:
-    found = []
-    for path in sorted((ROOT / "hfsdk").rglob("*.py")):
-        name = path.relative_to(ROOT / "hfsdk").as_posix()
-        if engines or not name.startswith(tuple(f"engine/{room}/" for room in ENGINES)):
-            found.append((name, ast.parse(path.read_text(encoding="utf-8"))))
-    return found
+    rooms = () if engines else tuple(f"engine/{room}/" for room in ENGINES)
+    return [(name, tree) for name, tree in all_files() if not name.startswith(rooms)]
 
 
 def posix_uses(tree: ast.AST) -> Iterator[str]:
