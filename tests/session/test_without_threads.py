@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import hfsdk as hf
+from hfsdk.algorithms import ppo
+
 ROOT = Path(__file__).parents[2]
 
 REFUSED = """
-import sys, threading
+import contextlib, io, json, sys, threading, traceback
 import numpy, pandas, tqdm
 
 def refuse(self):
@@ -20,6 +25,7 @@ def refuse(self):
 threading.Thread.start = refuse
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from tests.session.scripted import ScriptedRuntime
 """
 
 PPO = """
@@ -52,7 +58,8 @@ with hf.Session.simulated("1x8 A100-80GB") as session:
     ask = hf.PPO(max_new_tokens=8), hf.Workload(prompts=32, prompt_tokens=8, response_tokens=8)
     what_if = session.what_if(*ask)
     widget = hf.viz.widget(what_if)
-    widget._handle_custom_msg({"set": {"devices": 4}, "request": 1}, [])
+    asked = {"method": "custom", "content": {"set": {"devices": 4}, "request": 1}}
+    widget.comm.handle_msg({"content": {"data": asked}, "buffers": []})
     print(widget.view["request"], what_if.question.devices)
     for shown in (session.plan(*ask), session.trace, session.placement, session.predict(), run):
         assert hf.viz.picture(shown).to_html()
@@ -79,13 +86,10 @@ with hf.Session.simulated("1x2 A100-80GB") as session:
 """
 
 FAILURE = """
-from hfsdk.session.session_parts import parts_of
-with hf.Session.simulated("1x2 A100-80GB") as session:
+runtime = ScriptedRuntime("1x2 A100-80GB")
+runtime.kind, runtime.failing["compute_scores"] = "simulated", hf.CallError("no score today")
+with hf.Session(runtime=runtime) as session:
     actor, reward = session.actor("tiny"), session.reward(lambda completions: [0.0 for _ in completions])
-    runtime = parts_of(session).client._controller._runtime
-    def broken(work):
-        raise hf.CallError("no score today")
-    runtime.task = broken
     scored = reward.compute_scores(actor.generate([[1, 2]] * 2, max_new_tokens=4))
     print([state for state in scored.column_states() if state["name"] == "scores"])
     try:
@@ -94,38 +98,58 @@ with hf.Session.simulated("1x2 A100-80GB") as session:
         print(error)
 """
 
+TIMES = "    print(session.trace.snapshot().to_pandas().duration_s.tolist())\n"
 
-def said(code: str, folder: Path) -> list[str]:
-    command = [sys.executable, "-W", "error", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + REFUSED + code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+PARTS = {"step": PPO + TIMES, "rest": REST, "listener": LISTENER, "failure": FAILURE}
+
+EACH = """
+answers = {}
+for name, code in json.loads(sys.argv[1]).items():
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(code, dict(globals()))
+        answers[name] = said.getvalue().splitlines()
+    except Exception:
+        answers[name] = traceback.format_exc()
+print(json.dumps(answers))
+"""
 
 
-def test_a_step_is_carried_out_call_by_call(tmp_path: Path) -> None:
-    assert said(PPO, tmp_path) == ["True True 8 actor.generate"]
-
-
-def test_training_saving_planning_and_pictures(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[str, list[str]]:
+    """What each part printed, all of them in one Python that starts no thread."""
     pytest.importorskip("anywidget")
-    saved, asked, refused = said(REST, tmp_path)
+    command = [sys.executable, "-W", "error", "-c", REFUSED + EACH, json.dumps(PARTS)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path_factory.mktemp("folder"), check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_step_is_carried_out_call_by_call(said) -> None:
+    assert said["step"][0] == "True True 8 actor.generate"
+
+
+def test_training_saving_planning_and_pictures(said) -> None:
+    saved, asked, refused = said["rest"]
     assert (saved, asked) == ("True 2", "1 4")
     assert "this Python can start none" in refused
 
 
-def test_a_listener_may_call(tmp_path: Path) -> None:
-    assert said(LISTENER, tmp_path) == ["[1]"]
+def test_a_listener_may_call(said) -> None:
+    assert said["listener"] == ["[1]"]
 
 
-def test_a_failure_is_kept_for_whoever_looks(tmp_path: Path) -> None:
-    states, error = said(FAILURE, tmp_path)
+def test_a_failure_is_kept_for_whoever_looks(said) -> None:
+    states, error = said["failure"]
     assert "failed" in states
     assert error.startswith("reward.compute_scores")
     assert "no score today" in error
 
 
-def test_the_same_step_takes_as_long_with_threads(tmp_path: Path) -> None:
-    timed = PPO + "    print(session.trace.snapshot().to_pandas().duration_s.tolist())\n"
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport hfsdk as hf\nfrom hfsdk.algorithms import ppo\n" + timed
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True, timeout=120)
-    assert done.stdout.splitlines()[1:] == said(timed, tmp_path)[1:]
+def test_the_same_step_takes_as_long_with_threads(said, capsys) -> None:
+    exec(PARTS["step"], {"hf": hf, "ppo": ppo})
+    assert capsys.readouterr().out.splitlines()[1:] == said["step"][1:]
