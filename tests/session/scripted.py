@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from hfsdk.engine.process.tasks import run_task
 from hfsdk.engine.simulation.simulated_runtime import SimulatedRow, SimulatedRuntime
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import ControllerClient
+from tests.expect import until
 
 LEARNED = {"loss": 0.5, "grad_norm": 1.0}
 """What every optimizer step measures."""
@@ -133,6 +135,24 @@ def waits(*functions):
     while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return blocked and frame is not None
+
+
+@contextmanager
+def let_go_when(runtime, wanted):
+    """Let go what is held as soon as ``wanted()`` while the block runs, or when it has ended."""
+    over = threading.Event()
+
+    def watch():
+        until("what is held is wanted", lambda: over.is_set() or wanted())
+        runtime.let_go()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
 
 
 def learn(model, num_updates):

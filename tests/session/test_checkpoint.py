@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from expect import refuses, until
 
 import hfsdk as hf
 from hfsdk.session.checkpoint import Saving
-from tests.session.scripted import ScriptedRuntime, learn, waits
+from tests.session.scripted import ScriptedRuntime, learn, let_go_when, waits
 from tests.session.test_training import TEXTS, OneCall
 
 
@@ -255,23 +254,14 @@ def test_what_comes_next_waits_for_a_save_in_the_background(session, runtime, tm
     prepared(session)
     runtime.hold("saved")
     saving = session.save(tmp_path / "a", wait=False)
-    over = threading.Event()
-
-    def let_go():
-        until("the next call waits", lambda: over.is_set() or waits(Saving.wait, Saving.settle))
-        runtime.let_go()
-
     acts = {
         "save": lambda: session.save(tmp_path / "b"), "save in the background": lambda: session.save(tmp_path / "b", wait=False),
         "load": lambda: session.load(tmp_path / "a"), "place": lambda: session.place("split"),
         "release": session.models.critic.release, "close": session.close,
     }  # fmt: skip
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    acts[then]()
-    done = saving.done
-    over.set()
-    thread.join(60)
+    with let_go_when(runtime, lambda: waits(Saving.wait, Saving.settle)):
+        acts[then]()
+        done = saving.done
     assert done
     saving.wait()
     assert (tmp_path / "a" / "session.json").exists()

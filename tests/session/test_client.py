@@ -11,13 +11,13 @@ import threading
 import weakref
 
 import pytest
-from expect import refuses, until
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.controller.controller import Controller
 from hfsdk.session.events import EventRelay
-from tests.session.scripted import waits
+from tests.session.scripted import let_go_when, waits
 
 
 def at_work(runtime, method="generate"):
@@ -32,21 +32,13 @@ def held_batch(actor, runtime):
 
 def test_the_first_interrupt_cancels_and_waits_until_the_call_has_stopped(actor, runtime, keyboard):
     runtime.deaf = True
-    batch, states = held_batch(actor, runtime), []
-
-    def stop():
-        until("the client asks to stop, and waits", lambda: runtime.asked_to_stop and waits())
-        states.append(batch.state)
-        runtime.let_go()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
+    batch = held_batch(actor, runtime)
     keyboard(lambda: at_work(runtime))
-    with pytest.raises(KeyboardInterrupt):
-        batch.wait()
-    states.append(batch.state)
-    thread.join(60)
-    assert states == ["running", "cancelled"]
+    with let_go_when(runtime, lambda: runtime.asked_to_stop and waits()):
+        with pytest.raises(KeyboardInterrupt):
+            batch.wait()
+        state = batch.state
+    assert state == "cancelled"
     assert actor.generate("Hello").wait().done  # the session goes on
 
 
@@ -116,8 +108,9 @@ def test_what_nobody_refers_to_is_released_with_the_next_message(actor, runtime,
 def test_a_waiting_session_waits_in_each_call(runtime):
     with hf.Session(runtime=runtime, wait=True) as session:
         runtime.hold("generate")
-        threading.Thread(target=lambda: (until("it waits", lambda: at_work(runtime)), runtime.let_go())).start()
-        assert session.actor("tiny").generate("Hello").state == "done"
+        with let_go_when(runtime, lambda: at_work(runtime)):
+            state = session.actor("tiny").generate("Hello").state
+        assert state == "done"
 
 
 def test_a_closed_session_refuses_everything_and_closes_once(session, actor, runtime, length_reward):

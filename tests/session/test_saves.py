@@ -28,7 +28,7 @@ from hfsdk.session import checkpoint, checkpoint_index
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
-from tests.session.scripted import learn, waits
+from tests.session.scripted import learn, let_go_when, waits
 
 
 def prepared(session):
@@ -732,21 +732,13 @@ def test_a_save_that_another_process_removes_meanwhile_is_not_missed(session, tm
 
 
 def test_declaring_a_role_anew_waits_for_the_save_that_needs_it(session, runtime, tmp_path):
-    actor, over = prepared(session).models.actor, threading.Event()
+    actor = prepared(session).models.actor
     runtime.hold("saved")
     saving = session.save(tmp_path, wait=False)
-
-    def let_go():
-        until("the declaration waits", lambda: over.is_set() or waits(checkpoint.Saving.settle))
-        runtime.let_go()
-
-    thread = threading.Thread(target=let_go)
-    thread.start()
-    with pytest.warns(UserWarning, match="actor is replaced: optimizer"):
-        session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
-    done = saving.done
-    over.set()
-    thread.join(60)
+    with let_go_when(runtime, lambda: waits(checkpoint.Saving.settle)):
+        with pytest.warns(UserWarning, match="actor is replaced: optimizer"):
+            session.actor("tiny", optimizer=hf.AdamW(lr=0.5))
+        done = saving.done
     assert done
     assert saving.wait().folder == tmp_path
     assert actor is not session.models.actor
@@ -761,7 +753,7 @@ def test_an_interrupt_ends_the_waiting_for_what_runs(session, runtime, keyboard,
     mark, placement = session.snapshot("before"), repr(session.placement)
     runtime.hold("generate")
     batch = actor.generate(session.batch(prompt=[[1]]), max_new_tokens=1)
-    until("it runs", lambda: batch.state == "running", session)
+    until("it runs", lambda: batch.state == "running")
     acts = {
         "snapshot": lambda: session.snapshot("a"), "place": lambda: session.place("split"), "release": actor.release,
         "declare": lambda: session.actor("tiny", optimizer=hf.AdamW(lr=0.5)), "rewind": lambda: session.rewind(mark),
