@@ -100,7 +100,7 @@ def _targets(tree: ast.Module, package: str, modules: set[str]) -> Iterator[tupl
             for alias in node.names:
                 deeper = f"{base}.{alias.name}"
                 yield node.lineno, deeper if deeper in modules else base, at_import
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+        elif isinstance(node, ast.Call) and _called(node) in ("importlib.import_module", "__import__"):
             names = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
             yield from ((node.lineno, str(name), at_import) for name in names)
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -108,6 +108,13 @@ def _targets(tree: ast.Module, package: str, modules: set[str]) -> Iterator[tupl
             continue
         lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         stack += [(child, at_import and not lazy) for child in ast.iter_child_nodes(node)]
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

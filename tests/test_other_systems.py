@@ -77,7 +77,9 @@ def posix_uses(tree: ast.AST) -> Iterator[str]:
             yield f"line {node.lineno}: {node.module}"
         elif isinstance(node, ast.ImportFrom) and node.module in POSIX_NAMES:
             yield from (f"line {node.lineno}: {a.name}" for a in node.names if a.name in POSIX_NAMES[node.module])
-        elif isinstance(node, ast.Attribute) and node.attr in POSIX_NAMES.get(ast.unparse(node.value), ()):
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in POSIX_NAMES.get(node.value.id, ())
+        ):
             yield f"line {node.lineno}: {ast.unparse(node)}"
         yield from posix_uses(node)
 
