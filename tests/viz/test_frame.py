@@ -26,6 +26,7 @@ from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
 from hfsdk.viz.timeline.view import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
+from tests.viz.each import check_each
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "</script><!-- <b>&\"' ]]>"
@@ -73,29 +74,33 @@ def check(value: Any, kind: Any, where: str = "view") -> None:
         assert isinstance(value, (int, float) if kind is float else kind), f"{where}: {value!r} is no {kind}"
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_views_follow_their_schema_and_are_json(name: str) -> None:
+def view_follows_its_schema(name: str) -> None:
     view = PICTURES[name]().view
     check(view, TimelineView if view["picture"] == "timeline" else PlacementView)
     assert json.loads(json.dumps(view, allow_nan=False)) == view
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_svg_is_well_formed_and_described(name: str) -> None:
-    root = ET.fromstring(PICTURES[name]().to_svg())
+def test_views_follow_their_schema_and_are_json() -> None:
+    check_each(PICTURES, view_follows_its_schema)
+
+
+def form_is_described_and_loads_nothing(name: str) -> None:
+    picture = PICTURES[name]()
+    svg = picture.to_svg()
+    picture.to_svg = lambda: svg  # type: ignore[method-assign]  # drawn once: HTML holds the drawing as an image
+    root = ET.fromstring(svg)
     assert root.get("role") == "img"
     assert root.find(f"{SVG}title") is not None
     assert root.find(f"{SVG}desc").text
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_nothing_is_loaded_from_anywhere(name: str) -> None:
-    picture = PICTURES[name]()
-    for text in (picture.to_html(), picture.to_html(full=True), picture.to_svg()):
+    for text in (picture.to_html(), picture.to_html(full=True), svg):
         addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s\"'\\<]*", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}, "a namespace is no address"
         assert "@import" not in text
         assert "<link" not in text
+
+
+def test_drawings_are_well_formed_and_described_and_load_nothing_from_anywhere() -> None:
+    check_each(PICTURES, form_is_described_and_loads_nothing)
 
 
 def test_frozen_html_shows_an_image_where_scripts_do_not_run() -> None:
@@ -192,18 +197,18 @@ def test_lanes_of_several_pools_stand_together_and_say_who_overlaps() -> None:
     assert not any(lane["pool"] for lane in timeline().view["lanes"])
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_every_span_is_a_mark_with_its_row(nested: bool) -> None:
-    trace = demo.step_trace(nested=nested)
-    picture = TimelinePicture(timeline_view(trace))
-    assert [m[MARK_FIELDS.index("row")] for m in picture.view["marks"]] == list(range(len(trace)))
-    drawn = {int(e.get("data-row")) for e in ET.fromstring(picture.to_svg()).iter() if e.get("data-row")}
-    assert drawn == set(range(len(trace)))
-    frame_ = trace.to_pandas()
-    for mark in picture.view["marks"]:
-        fields = dict(zip(MARK_FIELDS, mark, strict=True))
-        assert picture.view["names"][fields["name"]]["name"] == frame_["name"][fields["row"]]
-        assert fields["start_s"] == pytest.approx(frame_["start_s"][fields["row"]], abs=1e-9)
+def test_every_span_is_a_mark_with_its_row() -> None:
+    for nested in (True, False):
+        trace = demo.step_trace(nested=nested)
+        picture = TimelinePicture(timeline_view(trace))
+        assert [m[MARK_FIELDS.index("row")] for m in picture.view["marks"]] == list(range(len(trace)))
+        drawn = {int(e.get("data-row")) for e in ET.fromstring(picture.to_svg()).iter() if e.get("data-row")}
+        assert drawn == set(range(len(trace)))
+        frame_ = trace.to_pandas()
+        for mark in picture.view["marks"]:
+            fields = dict(zip(MARK_FIELDS, mark, strict=True))
+            assert picture.view["names"][fields["name"]]["name"] == frame_["name"][fields["row"]]
+            assert fields["start_s"] == pytest.approx(frame_["start_s"][fields["row"]], abs=1e-9)
 
 
 def test_sub_spans_are_nested_in_their_parent_and_lanes_are_one_row() -> None:
@@ -270,13 +275,16 @@ TABLES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_are_well_formed_small_and_inert(name: str) -> None:
+def table_is_well_formed_small_and_inert(name: str) -> None:
     html = TABLES[name]()
     ET.fromstring(f"<div>{html}</div>")
     assert len(html) < 200_000
     assert "<script" not in html
     assert "http" not in html
+
+
+def test_tables_are_well_formed_small_and_inert() -> None:
+    check_each(TABLES, table_is_well_formed_small_and_inert)
 
 
 def test_tables_say_state_in_words() -> None:
@@ -354,6 +362,6 @@ assert not hfsdk.viz.register_hooks()
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), float("inf")])
-def test_what_was_not_measured_says_so(missing: float | None) -> None:
-    assert frame.seconds_text(missing) == frame.bytes_text(missing) == frame.count_text(missing) == "not measured"
+def test_what_was_not_measured_says_so() -> None:
+    for missing in (None, float("nan"), float("inf")):
+        assert frame.seconds_text(missing) == frame.bytes_text(missing) == frame.count_text(missing) == "not measured"

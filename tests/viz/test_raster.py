@@ -6,16 +6,18 @@ import io
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from expect import refuses
 
 from hfsdk.viz import raster
 from tests.viz import harness
 from tests.viz.bad_pictures import PICTURES
+from tests.viz.each import check_each
 
 resvg_py = pytest.importorskip("resvg_py")
 Image = pytest.importorskip("PIL.Image")
@@ -28,12 +30,27 @@ MONO = "ui-monospace, 'DejaVu Sans Mono', monospace"
 
 
 @pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without the fonts that matplotlib brings: it is looked for, and not needed."""
+    forget_fonts()
+    monkeypatch.setattr(raster, "find_spec", lambda name: None)
+    yield
+    forget_fonts()
+
+
+def forget_fonts() -> None:
+    """Have the fonts looked for anew: which there are is kept for the whole process."""
+    raster._first_drawn.cache_clear()
+    raster._shipped.cache_clear()
+
+
+@pytest.fixture
 def no_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine without any font."""
     monkeypatch.setattr(resvg_py, "svg_to_bytes", partial(resvg_py.svg_to_bytes, skip_system_fonts=True))
-    raster._first_drawn.cache_clear()
+    forget_fonts()
     yield
-    raster._first_drawn.cache_clear()
+    forget_fonts()
 
 
 def painted_texts(svg: str) -> tuple[str, list[str]]:
@@ -59,40 +76,41 @@ def colors(png: bytes) -> set[int]:
     return set((seen[:, 0] << 16 | seen[:, 1] << 8 | seen[:, 2]).tolist())
 
 
-@pytest.mark.usefixtures("no_fonts")
-@pytest.mark.parametrize("name", FULL.values())
-def test_every_text_of_a_png_has_letters_on_a_machine_without_fonts(name: str) -> None:
-    svg, texts = painted_texts(PICTURES[name]().to_svg())
+@cache
+def drawing_of(name: str) -> tuple[str, float, float]:
+    """The SVG of a picture, its width and its height."""
+    svg = PICTURES[name]().to_svg()
+    width, height = re.findall(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)[0]
+    return svg, float(width), float(height)
+
+
+def text_has_letters(name: str) -> None:
+    svg, texts = painted_texts(drawing_of(name)[0])
     seen = colors(raster.png_of(svg, 2.0))
     blank = [text for k, text in enumerate(texts) if k + 1 not in seen and re.search(r"[A-Za-z0-9]", text)]
     assert texts
     assert not blank
 
 
-@pytest.mark.parametrize("family", ["system-ui, sans-serif", MONO])
-def test_without_matplotlib_a_font_of_the_machine_draws_letters(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raster, "_shipped", list)
-    if raster._first_drawn(raster.SANS) is None:
-        pytest.skip("this machine has no font")
-    svg = TWO.format(family)
-    assert raster.png_of(svg, 2.0) != raster.png_of(svg.replace("words", ""), 2.0)
+@pytest.mark.usefixtures("no_fonts")
+def test_every_text_of_a_png_has_letters_on_a_machine_without_fonts() -> None:
+    check_each(FULL.values(), text_has_letters)
+
+
+def test_without_matplotlib_a_font_of_the_machine_draws_letters(no_matplotlib: None) -> None:
+    for family in ("system-ui, sans-serif", MONO):
+        svg = TWO.format(family)
+        try:
+            drawn = raster.png_of(svg, 2.0)
+        except ModuleNotFoundError:
+            pytest.skip("this machine has no font")
+        assert drawn != raster.png_of(svg.replace("words", ""), 2.0), family
 
 
 @pytest.mark.usefixtures("no_fonts")
-def test_no_font_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raster, "_shipped", list)
-    with pytest.raises(ModuleNotFoundError, match=r"need a font.*pip install matplotlib"):
+def test_no_font_at_all_is_said(no_matplotlib: None) -> None:
+    with refuses(ModuleNotFoundError, "font", "pip install matplotlib"):
         raster.png_of(TWO.format(MONO), 2.0)
-
-
-def test_matplotlib_is_looked_up_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    raster._shipped.cache_clear()
-    monkeypatch.setattr(raster, "find_spec", lambda name: None)
-    try:
-        found: Any = raster._shipped()
-    finally:
-        raster._shipped.cache_clear()
-    assert found == []
 
 
 TEXTS = """
@@ -105,6 +123,10 @@ LEAST_INK = 0.4
 """Of what the browser draws of a text; another font has other strokes, a missing one has none."""
 
 
+def without_text(svg: str) -> str:
+    return re.sub(r"<text\b", '<text visibility="hidden"', svg)
+
+
 def ink(with_text: bytes, without: bytes) -> Any:
     """How much every pixel owes to a text, 0 to 1."""
     pictures = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(float) for png in (with_text, without)]
@@ -115,25 +137,28 @@ def ink(with_text: bytes, without: bytes) -> Any:
 @pytest.mark.slow
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 @pytest.mark.usefixtures("no_fonts")
-@pytest.mark.parametrize("name", FULL.values())
-def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(chromium: Any, tmp_path: Path, name: str) -> None:
-    svg = PICTURES[name]().to_svg()
-    blank = re.sub(r"<text\b", '<text visibility="hidden"', svg)
-    (tmp_path / "picture.svg").write_text(svg, encoding="utf-8")
-    width, height = (int(float(found)) for found in re.findall(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)[0])
-    page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(chromium: Any, tmp_path: Path) -> None:
+    page = chromium.new_page(color_scheme="light")
     try:
-        page.goto(f"file://{tmp_path}/picture.svg")
-        texts, seen = page.evaluate(TEXTS), page.screenshot()
-        page.evaluate("() => document.querySelectorAll('text').forEach((e) => e.setAttribute('visibility', 'hidden'))")
-        browser = ink(seen, page.screenshot())
+        check_each(FULL.values(), lambda name: png_has_ink_where_text_is(name, page, tmp_path / "picture.svg"))
     finally:
         page.close()
-    png = ink(raster.png_of(svg, 1.0), raster.png_of(blank, 1.0))
+
+
+def png_has_ink_where_text_is(name: str, page: Any, file: Path) -> None:
+    svg, width, height = drawing_of(name)
+    file.write_text(svg, encoding="utf-8")
+    page.set_viewport_size({"width": int(width), "height": int(height)})
+    page.goto(file.as_uri())
+    texts, seen = page.evaluate(TEXTS), page.screenshot()
+    page.evaluate("() => document.querySelectorAll('text').forEach((e) => e.setAttribute('visibility', 'hidden'))")
+    browser = ink(seen, page.screenshot())
+    png = ink(raster.png_of(svg, 1.0), raster.png_of(without_text(svg), 1.0))
     words = [t for t in texts if re.search(r"[A-Za-z0-9]", t["text"])]
     assert words
     boxes = [(t["text"], t["box"]) for t in words if not t["clipped"]]
-    assert [text for text, box in boxes if box[0] < -1 or box[2] > width + 1 or box[3] > height + 1] == [], "cut at the edge"
+    cut = [text for text, box in boxes if box[0] < -1 or box[2] > int(width) + 1 or box[3] > int(height) + 1]
+    assert cut == [], "cut at the edge"
     pale = []
     for word in words:
         left, top, right, bottom = (round(edge) for edge in word["box"])
@@ -146,14 +171,16 @@ def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(chromium:
 ROOM = 300
 
 
-@pytest.mark.parametrize("name", FULL.values())
-def test_no_text_reaches_beyond_its_picture(name: str) -> None:
-    """With room around the picture nothing is drawn there; letters of DejaVu are as wide as any usual font's."""
-    svg = PICTURES[name]().to_svg()
-    width, height = (float(found) for found in re.findall(r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"', svg)[0])
+def no_text_reaches_beyond(name: str) -> None:
+    svg, width, height = drawing_of(name)
     box = f'viewBox="{-ROOM} 0 {width + 2 * ROOM} {height + ROOM}" width="{width + 2 * ROOM}" height="{height + ROOM}"'
     wide = re.sub(r'viewBox="[^"]*" width="[^"]*" height="[^"]*"', box, svg, count=1)
-    drawn = ink(raster.png_of(wide, 1.0), raster.png_of(re.sub(r"<text\b", '<text visibility="hidden"', wide), 1.0))
+    drawn = ink(raster.png_of(wide, 1.0), raster.png_of(without_text(wide), 1.0))
     assert drawn[: int(height), ROOM : ROOM + int(width)].sum() > 0
     beyond = [drawn[:, : ROOM - 1], drawn[:, ROOM + int(width) + 1 :], drawn[int(height) + 1 :]]
     assert [float(part.sum()) for part in beyond] == [0.0, 0.0, 0.0]
+
+
+def test_no_text_reaches_beyond_its_picture() -> None:
+    """With room around the picture nothing is drawn there; letters of DejaVu are as wide as any usual font's."""
+    check_each(FULL.values(), no_text_reaches_beyond)
