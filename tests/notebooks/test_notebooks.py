@@ -100,7 +100,7 @@ def kernel():
 @pytest.mark.parametrize(
     "path", [case(path) for path in NOTEBOOKS if not path.name.startswith(WITHOUT_ENGINES)], ids=lambda p: p.stem
 )
-def test_notebook_runs(kernel, path, tmp_path):
+def test_a_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if "stored" not in cell.metadata.get("tags", [])]
     for cell in notebook.cells:

@@ -57,7 +57,7 @@ def case(name):
 
 
 @pytest.mark.parametrize("name", [case(name) for name in RECIPES])
-def test_recipe_runs(name, session, folder, monkeypatch):
+def test_a_recipe_runs(name, session, folder, monkeypatch):
     code = RECIPES[name]
     monkeypatch.chdir(folder)
     if "math_verify" in code:
