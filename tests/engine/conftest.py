@@ -3,7 +3,14 @@
 import pytest
 
 pytest.register_assert_rewrite(
-    "trainer_harness", "trainer_laws", "choice_laws", "lora_laws", "family_laws", "share_laws", "checkpoint_laws", "whole_state"
+    "trainer_harness",
+    "trainer_laws",
+    "choice_laws",
+    "lora_laws",
+    "family_laws",
+    "share_laws",
+    "checkpoint_laws",
+    "whole_state",
 )
 
 from hfsdk.engine.process import gpus  # noqa: E402

@@ -31,7 +31,6 @@ def test_nothing_is_set_on_processors(monkeypatch, tmp_path):
     assert deterministic.environment(True) == {}
 
 
-@pytest.mark.slow
 def test_the_process_starts_with_what_vllms_own_mode_sets(driver):
     """NCCL and cuBLAS read their variables once, and the trainer is there before vLLM's first engine."""
     pytest.importorskip("vllm")

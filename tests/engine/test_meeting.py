@@ -24,7 +24,7 @@ class Watched:
     def __init__(self, runtime, monkeypatch):
         self.asked, self.faults, self.gates = [], {}, {}
         self._call, self._load = runtime.call, runtime.load
-        self.running = []
+        self.running, self.takers = [], []
         self.together = []
         """What ran on the taker's pool when weights were given to it."""
         self.meetings = []
@@ -51,6 +51,8 @@ class Watched:
         self.asked.append((work.call.role, work.call.method, work.taker and work.taker.shadow.name, work.version))
         if work.taker is not None:
             self.together += [pool for pool, _ in self.running if pool == work.taker.pool.name]
+            self.takers.append(work.taker.pool.name)
+        self.together += [pool for pool in self.takers if pool == work.pool.name]
         here = (work.pool.name, work.call.id)
         self.running.append(here)
         if work.call.method in self.gates:
@@ -66,6 +68,8 @@ class Watched:
             return self._call(work)
         finally:
             self.running.remove(here)
+            if work.taker is not None:
+                self.takers.remove(work.taker.pool.name)
 
     def methods(self):
         return [(role, method) for role, method, _, _ in self.asked]
@@ -152,6 +156,22 @@ def test_it_waits_for_what_the_other_pool_does(session, watched):
         ("actor", "export_weights"), ("actor.rollout", "generate"), ("actor", "update"), ("actor", "export_weights"),
         ("actor.rollout", "generate"),
     ]  # fmt: skip
+
+
+def test_the_other_pool_does_nothing_else_meanwhile(session, watched):
+    """Also where the generation that asked for the weights is cancelled, and does not wait for them itself."""
+    rows = session.batch(prompt=[[1], [2]], response=[[1], [2]])
+    session.models.critic.compute_values(rows).wait(CEILING_S)
+    gate = watched.gate("export_weights")
+    batch = generate(session)
+    watched.until_asked(*GIVE)
+    batch.cancel()
+    values = session.models.critic.compute_values(rows)
+    let_others_run(100)
+    gate.set()
+    assert values.wait(CEILING_S)
+    assert watched.together == []
+    assert watched.methods()[-2:] == [GIVE, ("critic.inference", "compute_values")]
 
 
 def test_two_pairs_of_pools_that_cross_do_not_wait_for_each_other(session, watched):

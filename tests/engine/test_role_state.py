@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
@@ -133,16 +132,23 @@ def test_a_strip_is_at_most_three_boxes():
     assert rectangles(2, 7, (9,)) == [((2,), (5,))]
 
 
+SOME = ["tp1", "tp2 pp2", "dp3"]
+
+
 def test_any_layout_from_any_other():
-    for model, dtype in itertools.product(MODELS, [torch.float32, torch.bfloat16]):
-        with naming(model, dtype):
-            check_any_layout_from_any_other(model, dtype)
+    """Of each model, and of what differs in them; every layout from every other is in ``sweeps/test_state_pieces.py``."""
+    fp32, bf16 = torch.float32, torch.bfloat16
+    rows = [("untied", fp32, LAYOUTS), ("tied scalar", bf16, SOME), ("tied", bf16, SOME), ("untied scalar", fp32, SOME)]
+    rows += [(model, dtype, SOME) for model, dtype in (("biased", bf16), ("fused", fp32), ("one kv head", bf16))]
+    for row in rows:
+        with naming(*row):
+            check_any_layout_from_any_other(*row)
 
 
-def check_any_layout_from_any_other(model, dtype):
+def check_any_layout_from_any_other(model, dtype, layouts):
     spec, scalar = spec_of(model), MODELS[model][1]
     full, known = whole(spec, scalar, dtype), Summary(3, KINDS, 3.0)
-    for source in LAYOUTS:
+    for source in layouts:
         held = [(shard, share_of(shard, full, known)) for shard in shards(spec, source, scalar)]
         offered = [piece for shard, share in held for piece in pieces(share, shard)]
         assert all(piece.data.is_contiguous() for piece in offered)
@@ -158,7 +164,7 @@ def check_any_layout_from_any_other(model, dtype):
             for name, tensor in tensors.items():
                 own_master = kind == "main" and full["weights"][name].dtype == torch.float32
                 assert numbers.get((kind, name), 0) == (0 if own_master else math.prod(tensor.shape))
-        for target in LAYOUTS:
+        for target in layouts:
             for shard in shards(spec, target, scalar):
                 expected = share_of(shard, full, known)
                 share = blank_of(expected, known)

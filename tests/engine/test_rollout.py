@@ -490,12 +490,11 @@ def a_step_ahead(rank, world_size, folder):
 # --- other families, with the trainer ----------------------------------------------------------------------------------
 
 
-LATER_FAMILIES = (("qwen2", "packed", "pp2", 2), ("qwen3", "shared", "tp2", 1), ("llama3", "shared", "dp2", 1))
-"""(folder, mode of the rollout's weights, training layout, tp of the rollout)"""
+def other_families(rank, world_size, folders, cases):
+    """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's.
 
-
-def other_families(rank, world_size, folders, cases=LATER_FAMILIES):
-    """The trainer's weights by the plan, before and after an update: vLLM's log-probs are the trainer's."""
+    ``cases`` are (folder, mode of the rollout's weights, training layout, tp of the rollout).
+    """
     from hfsdk.core.microbatch import plan_pass, plan_update
     from hfsdk.core.roles import AdamW, RoleSpec
     from hfsdk.core.table import Table
@@ -559,11 +558,11 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
-def test_other_families(tmp_path):
+def make_later_families(root, families):
     import transformers
 
     folders = {}
-    for family in ("qwen2", "qwen3", "llama3"):
+    for family in families:
         kind = "Llama" if family == "llama3" else family.title()
         stretched = {"rope_parameters": LLAMA3_ROPE} if family == "llama3" else {}
         config = getattr(transformers, f"{kind}Config")(
@@ -576,11 +575,20 @@ def test_other_families(tmp_path):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(3.0).add_(0.3 * torch.randn_like(parameter) * (parameter.dim() == 1))
-        folders[family] = str(tmp_path / family)
+        folders[family] = str(root / family)
         model.save_pretrained(folders[family])
-    first, second = run(other_families, 2, folders)
+    return folders
+
+
+def check_families(root, cases):
+    first, second = run(other_families, 2, make_later_families(root, [family for family, *_ in cases]), cases)
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-    assert not any(np.array_equal(first[i], first[i + 1]) for i in (0, 2, 4))
+    assert not any(np.array_equal(first[i], first[i + 1]) for i in range(0, len(first), 2)), "an update changes what is drawn"
+
+
+def test_the_trainers_weights_give_its_own_log_probs_in_vllm(tmp_path):
+    """Of a model whose queries and keys have norms; others are in ``sweeps/test_rollout_families.py``."""
+    check_families(tmp_path, (("qwen3", "shared", "tp2", 1),))
 
 
 def test_head_sizes_without_a_kernel_are_refused_early():
