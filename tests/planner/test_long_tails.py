@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from expect import refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,34 +225,29 @@ def test_the_seed_decides_and_nothing_else(plan):
     assert not first.equals(other)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"lengths": "short"}, "'full', 'uniform', 'lognormal' or an hf.ResponseLengths; got 'short'"),
-        ({"lengths": "math-4b"}, "got 'math-4b'; hf.ResponseLengths.measured('math-4b') is one"),
-        ({"lengths": hf.ResponseLengths}, "or an hf.ResponseLengths; got"), ({"over_sampling": 0.5}, "over_sampling"),
-        ({"steps": 0}, "steps"), ({"plan": 3}, "plan"), ({"perf": 3}, "perf"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_asked_is_refused(plan, asked, said):
-    with pytest.raises(OptionError) as refused:
-        hf.long_tails(**{"plan": plan, **asked})
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_what_cannot_be_asked_is_refused(plan):
+    for name, value, *named in (
+        ("lengths", "short", "'full', 'uniform', 'lognormal'", "hf.ResponseLengths", "'short'"),
+        ("lengths", "math-4b", "hf.ResponseLengths.measured('math-4b')"), ("lengths", hf.ResponseLengths, "hf.ResponseLengths"),
+        ("over_sampling", 0.5, "over_sampling=0.5"), ("steps", 0, "steps=0"), ("plan", 3, "plan=3"), ("perf", 3, "perf=3"),
+    ):  # fmt: skip
+        with refuses(OptionError, *named) as refused:
+            hf.long_tails(**{"plan": plan, name: value})
+        assert "\n" not in str(refused.value)
 
 
 def test_a_plan_that_cannot_be_asked_again_is_refused(plan):
-    with pytest.raises(OptionError, match="loaded from a file"):
+    with refuses(OptionError, "file"):
         hf.long_tails(replace(plan, again=None))
     mixed = plan.again(cluster="1x8 H100 + 1x8 A100-80GB")
-    with pytest.raises(OptionError, match=r"nodes that are alike.*hf\.Session\.simulated"):
+    with refuses(OptionError, "nodes", "hf.Session.simulated"):
         hf.long_tails(mixed)
     twice = hf.Session.simulated("1x8 H100")
     twice.reference(twice.actor("qwen2.5-0.5b"))
     twice.reward(score)
-    with pytest.raises(OptionError, match=r"ReMax generates 2 times\. Plan an algorithm that does"):
+    with refuses(OptionError, "ReMax", "2 times"):
         hf.long_tails(twice.plan(hf.ReMax(), hf.Workload(prompts=8)))
-    with pytest.raises(OptionError, match=r"no scheme 'partial'.*partial rollouts"):
+    with refuses(OptionError, "'partial'", "partial rollouts"):
         hf.long_tails(plan, steps=1)["partial"]
 
 
@@ -266,10 +262,10 @@ class Drawn(hf.ResponseLengths):
 
 
 def test_lengths_that_are_none_are_refused_in_one_line(plan):
-    with pytest.raises(OptionError, match=r"Drawn\.draw must give a whole number from 1 to max_new_tokens=1024") as refused:
+    with refuses(OptionError, "Drawn.draw", "max_new_tokens=1024") as refused:
         hf.long_tails(plan, lengths=Drawn())
     assert "\n" not in str(refused.value)
-    with pytest.raises(OptionError, match=r"got \{0\.5: 9\.0, 0\.9: 6\.0\}"):
+    with refuses(OptionError, "{0.5: 9.0, 0.9: 6.0}"):
         hf.ResponseLengths.of_quantiles({0.5: 9, 0.9: 6})
 
 
@@ -301,14 +297,14 @@ def test_quantiles_are_kept_and_what_is_longer_is_cut():
     assert (drawn == lengths.draw(MOST, 0, *MANY)).all()
 
 
-@pytest.mark.parametrize("quantiles", [{0.5: 10}, {0.5: 10, 0.4: 20}, {0.5: 10, 1.0: 20}, {0.0: 1, 0.5: 2}, {0.5: 0, 0.9: 2}])
-def test_what_is_no_distribution_is_refused(quantiles):
-    with pytest.raises(OptionError, match="at least two shares between 0 and 1"):
-        hf.ResponseLengths.of_quantiles(quantiles)
+def test_what_is_no_distribution_is_refused():
+    for quantiles in ({0.5: 10}, {0.5: 10, 0.4: 20}, {0.5: 10, 1.0: 20}, {0.0: 1, 0.5: 2}, {0.5: 0, 0.9: 2}):
+        with refuses(OptionError, "shares", "0 and 1"):
+            hf.ResponseLengths.of_quantiles(quantiles)
 
 
 def test_unknown_lengths_name_those_there_are():
-    with pytest.raises(OptionError, match="math-4b"):
+    with refuses(OptionError, "'math'", "math-4b"):
         hf.ResponseLengths.measured("math")
-    with pytest.raises(OptionError, match="mean is at least its median"):
+    with refuses(OptionError, "mean", "median", 9, 10):
         hf.ResponseLengths.lognormal(median=10, mean=9)

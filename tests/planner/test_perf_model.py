@@ -329,6 +329,21 @@ def test_decode_by_hand():
     assert MODEL.decode(where, np.array([200]), np.array([100])) == pytest.approx(100 * step + cache)
 
 
+def test_keys_and_values_are_cut_by_heads_and_repeated_beyond_them():
+    """llama-70b has 8 kv heads: on 16 ranks each reads as much as on 8."""
+    prompts, responses = np.array([200]), np.array([100])
+    read = 100 * (200 + 50) * ModelSpec.preset("llama-70b").kv_bytes_per_token() / (2.04e12 * 0.75)
+    for tp, shards in ((1, 1), (4, 4), (8, 8), (16, 8)):
+        where = setup("llama-70b", "tp8 dp1", f"tp{tp}")
+        cache = MODEL.decode(where, prompts, responses) - unreal(MODEL, "kv_efficiency").decode(where, prompts, responses)
+        assert cache == pytest.approx(read / shards, rel=1e-6), tp
+
+
+def test_a_transition_reads_and_writes_what_the_rollout_needs_once():
+    where = setup("llama-7b", "tp1 dp2", "tp2")
+    assert MODEL.rewrite(where) == pytest.approx(2 * where.parameters / 2 * 2 / 2.04e12, rel=1e-3)
+
+
 def test_decode_bandwidth_share_falls_with_tp_as_measured():
     """Kernel profiles of Vidur (arXiv 2405.05465): 7B on A100 and H100, 70B on A100; share of the bandwidth at small batches."""
     for name, device, shares in (("llama-7b", 2.04e12, ((1, 0.75), (2, 0.73), (4, 0.62), (8, 0.48))),

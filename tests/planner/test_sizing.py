@@ -73,12 +73,13 @@ def test_the_cache_is_what_is_free_less_what_vllm_works_with():
     assert one_more > free
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8, 16])
-def test_a_rank_of_more_holds_more_sequences_and_heads_are_replicated_beyond_their_number(tp):
-    one, many = (
-        choose_sizes(RolloutOptions(), LLAMA_8B, DEVICES["H100"], tp=t, dtype="bf16", free=30 * 10**9, at_most=0) for t in (1, tp)
+def test_a_rank_of_more_holds_more_sequences_and_heads_are_replicated_beyond_their_number():
+    one, *more = (
+        choose_sizes(RolloutOptions(), LLAMA_8B, DEVICES["H100"], tp=tp, dtype="bf16", free=30 * 10**9, at_most=0)
+        for tp in (1, 2, 4, 8, 16)
     )
-    assert many.max_num_seqs == pytest.approx(min(tp, LLAMA_8B.num_kv_heads) * one.max_num_seqs, rel=0.15)
+    for tp, many in zip((2, 4, 8, 16), more, strict=True):
+        assert many.max_num_seqs == pytest.approx(min(tp, LLAMA_8B.num_kv_heads) * one.max_num_seqs, rel=0.15), tp
 
 
 def test_what_is_given_wins():
@@ -96,11 +97,11 @@ def test_what_is_given_wins():
     assert made(max_model_len=512).max_num_seqs > made().max_num_seqs
 
 
-@pytest.mark.parametrize("free", [-(10**10), 0, 10**8, UNITS.sequence])
-def test_with_nothing_free_there_is_room_for_one_longest_sequence(free):
-    made = choose_sizes(RolloutOptions(), LLAMA_8B, DEVICES["H100"], tp=1, dtype="bf16", free=free, at_most=free)
+def test_with_nothing_free_there_is_room_for_one_longest_sequence():
     least = least_cache_bytes(LLAMA_8B, RolloutOptions(), 1, "bf16")
-    assert made == RolloutOptions(max_num_seqs=LEAST_SEQS, kv_cache_bytes=least)
+    for free in (-(10**10), 0, 10**8, UNITS.sequence):
+        made = choose_sizes(RolloutOptions(), LLAMA_8B, DEVICES["H100"], tp=1, dtype="bf16", free=free, at_most=free)
+        assert made == RolloutOptions(max_num_seqs=LEAST_SEQS, kv_cache_bytes=least), free
     assert least == UNITS.sequence + 2 * UNITS.block
 
 
