@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from expect import refuses
 
@@ -90,14 +92,16 @@ def test_what_is_no_death_is_raised_as_ever(session, prompts, tmp_path):
 
 
 def test_a_failure_that_nobody_saw_is_not_raised_after_the_death(session, prompts, tmp_path, runtime):
-    """A call of the critic fails beside the step in which the actor's worker dies."""
+    """A call of the critic that the user makes beside the run fails in the step in which the actor's worker dies."""
 
     class Beside(Dies):
         def maybe(self):
             runtime.failing.clear()
             if self.num + 1 in self.attempts:
                 runtime.failing["step"] = hf.CallError("seen by nobody")
-                critic.step()
+                user = threading.Thread(target=critic.step)
+                user.start()
+                user.join(60)
             super().maybe()
 
     critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-5))

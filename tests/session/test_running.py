@@ -355,21 +355,32 @@ def test_a_step_without_a_batch_has_no_samples(session, ready):
 EXIT = """
 import threading
 import hfsdk as hf
+
+class Tracker:
+    def start(self, title, config):
+        return self
+
+    def step(self, step, values, samples):
+        pass
+
+    def end(self, state):
+        print("tracker", state, flush=True)
+
 session = hf.Session.simulated("1x2 cpu")
 session.actor("tiny"), session.critic("tiny"), session.reward(lambda prompts, completions, **c: [0.0] * len(prompts))
 session.reference(session.models.actor)
 begun = threading.Event()
 prompts = session.prompts(["a", "b"], batch_size=2)
-run = session.train(hf.PPO(), prompts, steps=10**6, wait=False, stop=lambda row: begun.set())
+run = session.train(hf.PPO(), prompts, steps=10**6, wait=False, stop=lambda row: begun.set(), track=Tracker())
 begun.wait()
 print("left", flush=True)
 """
 
 
-def test_the_interpreter_ends_though_a_run_goes_on():
+def test_the_interpreter_ends_though_a_run_goes_on_and_ends_its_trackers():
     command = [sys.executable, "-X", "faulthandler", "-c", EXIT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "left"), done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["left", "tracker stopped"]), done.stderr
     assert done.stderr == ""
 
 
