@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo, rlmath
@@ -18,6 +20,7 @@ from hfsdk.viz.clip.view import MOST_EXACT, ClipPicture, clip_numbers, histogram
 from hfsdk.viz.credit.view import difference, gae
 from hfsdk.viz.tokens.tokenmath import unpack
 from tests.viz import token_batches as made
+from tests.viz.each import check_each
 
 
 def with_advantages(**options):
@@ -28,15 +31,13 @@ def with_advantages(**options):
     return Batch.from_columns(made.LocalClient(), columns)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
-@pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
-def test_gae_is_rlmaths(gamma, lam):
+def test_gae_is_rlmaths():
     rng = np.random.default_rng(1)
-    for length in (0, 1, 2, 57):
+    for gamma, lam, length in itertools.product((1.0, 0.9, 0.0), (1.0, 0.95, 0.0), (0, 1, 2, 57)):
         rewards, values = rng.normal(size=(2, length)).astype(np.float32)
         wanted, _ = rlmath.gae(torch.tensor(rewards), torch.tensor(values), torch.tensor([length]), gamma, lam)
         deltas, found = gae(rewards, values, gamma, lam)
-        assert np.allclose(found, wanted, atol=1e-5)
+        assert np.allclose(found, wanted, atol=1e-5), (gamma, lam, length)
         assert np.allclose(found, [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(length)])
 
 
@@ -74,27 +75,27 @@ def test_other_gamma_or_advantages_are_called_so():
     assert "without returns nobody can tell" in hf.viz.credit_picture(only, 0).view["note"]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"row": 12}, hf.ColumnError, r"sample 12 does not exist; the batch has 12 samples \(0 to 11\)"),
-        ({"row": 1.5}, hf.OptionError, "row must be a whole number"),
-        ({"gamma": 1.1}, hf.OptionError, "gamma must be between 0 and 1; got gamma=1.1"),
-        ({"lam": "x"}, hf.OptionError, "lam must be a finite number"),
-    ],
-)
-def test_credit_refuses_what_makes_no_sense(options, error, words):
-    with pytest.raises(error, match=words):
-        hf.viz.credit_picture(made.batch(), **options)
+def test_credit_refuses_what_makes_no_sense():
+    for options, error, named in (
+        ({"row": 12}, hf.ColumnError, ("12", "0 to 11")),
+        ({"row": 1.5}, hf.OptionError, ("row=1.5",)),
+        ({"gamma": 1.1}, hf.OptionError, ("gamma=1.1", "0 and 1")),
+        ({"lam": "x"}, hf.OptionError, ("lam='x'",)),
+    ):
+        with refuses(error, *named):
+            hf.viz.credit_picture(made.batch(), **options)
 
 
 def test_credit_without_rewards_says_who_writes_them():
-    with pytest.raises(hf.ColumnError, match=r"credit_picture reads 'rewards'.*ppo\.advantages"):
+    with refuses(hf.ColumnError, "credit_picture", "'rewards'", "ppo.advantages"):
         hf.viz.credit_picture(made.batch().drop("rewards"))
 
 
-@pytest.mark.parametrize("row", [0, 1, 2, 3, 4])
-def test_credit_draws_every_text_also_none(row):
+def test_credit_draws_every_text_also_none():
+    check_each(["0", "1", "2", "3", "4"], lambda name: credit_is_drawn(int(name)))
+
+
+def credit_is_drawn(row):
     picture = hf.viz.credit_picture(made.batch(), row)
     root = ElementTree.fromstring(picture.to_svg())
     json.dumps(picture.view, allow_nan=False)
@@ -167,11 +168,11 @@ def test_clip_picture_reads_a_batch():
     later = batch.drop("old_log_probs").alias("old_log_probs", "new_log_probs")
     assert hf.viz.clip_picture(batch.drop("new_log_probs"), later).view["summary"] == picture.view["summary"]
     assert hf.viz.clip_picture(batch, clip_high=0.3).view["linked"] is False
-    with pytest.raises(hf.ColumnError, match=r"clip_picture reads 'new_log_probs'.*Give new=actor\.compute_log_probs"):
+    with refuses(hf.ColumnError, "clip_picture", "'new_log_probs'", "new=actor.compute_log_probs"):
         hf.viz.clip_picture(batch.drop("new_log_probs"))
-    with pytest.raises(hf.OptionError, match="clip must be between 0 and 1"):
+    with refuses(hf.OptionError, "clip=0", "0 and 1"):
         hf.viz.clip_picture(batch, clip=0)
-    with pytest.raises(hf.ColumnError, match="does not have one number per response token"):
+    with refuses(hf.ColumnError, "one number per response token"):
         hf.viz.clip_picture(batch, later[:3])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.core.call_flow import Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
@@ -83,13 +84,13 @@ def test_network_is_what_another_node_reads() -> None:
     assert any("nothing travels" in word for word in picture(near).view["edges"][0]["words"])
 
 
-@pytest.mark.parametrize(("ranks", "by", "writers", "readers"), [(64, "rank", 64, 64), (128, "node", 16, 16), (99, "node", 13, 13)])
-def test_many_ranks_stand_together(ranks: int, by: str, writers: int, readers: int) -> None:
-    given = flow(ranks)
-    shown = picture(given).view["edges"][0]
-    assert (shown["by"], len(shown["writers"]), len(shown["readers"])) == (by, writers, readers)
-    assert sum(cell[3] for cell in shown["cells"]) == given.edge(1, 2).bytes_read
-    assert len(picture(given).to_html()) < 200_000
+def test_many_ranks_stand_together() -> None:
+    for ranks, by, groups in ((64, "rank", 64), (128, "node", 16), (99, "node", 13)):
+        given = flow(ranks)
+        shown = picture(given).view["edges"][0]
+        assert (shown["by"], len(shown["writers"]), len(shown["readers"])) == (by, groups, groups), ranks
+        assert sum(cell[3] for cell in shown["cells"]) == given.edge(1, 2).bytes_read
+        assert len(picture(given).to_html()) < 200_000
 
 
 def test_ranks_with_the_same_rows_stand_together() -> None:
@@ -131,12 +132,12 @@ def test_missing_is_missing_and_predicted_is_dashed() -> None:
     assert picture(flow()).view["note"].startswith("Column bytes through the controller: 0 (counted")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 1024])
-def test_views_follow_their_schema(ranks: int) -> None:
-    view = picture(flow(ranks)).view
-    check(view, DataflowView)
-    assert json.loads(json.dumps(view, allow_nan=False)) == view
-    ET.fromstring(DataflowPicture(view).to_svg())
+def test_views_follow_their_schema() -> None:
+    for ranks in (1, 2, 1024):
+        view = picture(flow(ranks)).view
+        check(view, DataflowView)
+        assert json.loads(json.dumps(view, allow_nan=False)) == view
+        ET.fromstring(DataflowPicture(view).to_svg())
 
 
 def test_bad_input_is_drawn() -> None:
@@ -191,7 +192,7 @@ def test_a_simulated_step_has_its_edges_with_bytes() -> None:
     drawn = picture(given)
     assert all(call["predicted"] for call in drawn.view["calls"] if call["kind"] == "model")
     assert f"response: {bytes_text(128)}" in drawn.to_text()
-    with pytest.raises(hf.OptionError, match="nothing flows from call 7 to call 8"):
+    with refuses(hf.OptionError, "call 7", "call 8"):
         given.edge(7, 8)
 
 

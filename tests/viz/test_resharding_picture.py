@@ -8,6 +8,7 @@ from html import escape
 from xml.etree import ElementTree
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.resharding.boxes import vllm_boxes
@@ -102,7 +103,7 @@ def test_one_parameter_box_by_box():
     assert text[1] == "rank 0: q 0:64 k 0:32 v 0:32  ->  q 0:64 q 64:128(from 2) k 0:32 k 32:64(from 2) v 0:32 v 32:64(from 2)"
     for rank in picture.view["ranks"]:
         assert sum(box["rows"] for box in rank["after"]) == 2 * sum(box["rows"] for box in rank["before"])
-    with pytest.raises(hf.OptionError, match=r"no parameter 'qkv'; it has lm_head\.weight"):
+    with refuses(hf.OptionError, "'qkv'", "lm_head.weight"):
         plan.view_of("qkv")
     assert hf.viz.parameter_picture(plan, QKV).to_text() == picture.to_text()
 
@@ -210,11 +211,11 @@ def test_what_was_measured_stands_beside_the_plan():
 
 def test_one_rank_has_a_picture_and_other_things_have_none():
     ElementTree.fromstring(hf.viz.reshard_picture(ReshardPlan.between(SPEC, "tp1", "tp1")).to_svg())
-    with pytest.raises(hf.OptionError, match="needs plans or reports"):
+    with refuses(hf.OptionError, "plans or reports"):
         hf.viz.reshard_picture()
-    with pytest.raises(hf.OptionError, match=r"given must be an hf\.ReshardPlan"):
+    with refuses(hf.OptionError, "hf.ReshardPlan", "'tp2'"):
         hf.viz.reshard_picture("tp2")
-    with pytest.raises(hf.OptionError, match=r"same number of ranks; got \[2, 4\]"):
+    with refuses(hf.OptionError, "[2, 4]"):
         hf.viz.reshard_picture(ReshardPlan.between(SPEC, "tp4", "tp2"), ReshardPlan.between(SPEC, "tp2", "tp2"))
     nasty = dataclasses.replace(SPEC, name="\ud800</script> \x00")
     picture = hf.viz.reshard_picture(ReshardPlan.between(nasty, "tp2", "dp2"))

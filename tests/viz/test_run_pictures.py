@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
@@ -27,7 +28,7 @@ from hfsdk.viz.frame import bytes_text
 from hfsdk.viz.memory.view import MemoryView
 from hfsdk.viz.timeline.view import TimelineView, timeline_view
 from tests.viz import demo
-from tests.viz.bad_pictures import HOSTILE, drained_trace, held_trace, rows_of, run_of
+from tests.viz.bad_pictures import HOSTILE, control_of, drained_trace, held_trace, rows_of, run_of
 from tests.viz.test_frame import check
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -86,9 +87,9 @@ def test_missing_numbers_and_words_are_no_curves():
 
 
 def test_what_a_run_was_warned_of_is_drawn_with_it():
-    run = run_of(rows_of(None, 3))
-    run._control.record.warnings.append("step 2: the score fell")
-    picture = picture_of(run)
+    control = control_of(rows_of(None, 3))
+    control.record.warnings.append("step 2: the score fell")
+    picture = picture_of(Run(control))
     assert "step 2: the score fell" in texts(picture.to_svg())
     assert "  step 2: the score fell" in picture.to_text()
 
@@ -217,10 +218,11 @@ def test_a_guess_is_hatched_and_what_was_not_guessed_left_out():
     assert "−26 % (−360 ms)" in picture.to_text()
 
 
-@pytest.mark.parametrize("guess", [{}, {"generate": -1}, {"generate": float("nan")}, {"generate": True}, {"nothing": 1.0}, 3])
-def test_bad_guesses(guess):
-    with pytest.raises(hf.OptionError):
-        demo.step_trace().compare(guess)
+def test_bad_guesses():
+    trace = demo.step_trace()
+    for guess in ({}, {"generate": -1}, {"generate": float("nan")}, {"generate": True}, {"nothing": 1.0}, 3):
+        with refuses(hf.OptionError):
+            trace.compare(guess)
 
 
 # ---------------------------------------------------------------- timelines, drains, pipelines, the critical path
@@ -257,9 +259,9 @@ def test_several_traces_share_one_axis():
 
 
 def test_timelines_of_nothing_say_so():
-    with pytest.raises(hf.OptionError, match="there is no trace to draw"):
+    with refuses(hf.OptionError, "no trace"):
         hf.viz.timelines_picture({})
-    with pytest.raises(hf.OptionError, match=r"got traces\['a'\]=3"):
+    with refuses(hf.OptionError, "traces['a']=3"):
         hf.viz.timelines_picture({"a": 3})
 
 
@@ -312,7 +314,7 @@ def test_the_critical_paths_rows_are_the_calls_of_the_path():
 
 
 def test_what_has_no_picture_says_what_has():
-    with pytest.raises(hf.OptionError, match=r"no picture of a int; there are of .*Trace"):
+    with refuses(hf.OptionError, "int", "Trace"):
         hf.viz.picture(3)
     picture = picture_of(demo.step_trace())
     assert hf.viz.picture(picture) is picture
@@ -324,7 +326,7 @@ def test_pictures_are_saved_as_the_file_is_called(tmp_path: Path):
         path = picture.save(tmp_path / f"a{ending}")
         assert path.read_text(encoding="utf-8").startswith(begins)
     for name in ("a.pdf", "a", "a.PNG.gz"):
-        with pytest.raises(hf.OptionError, match=r"saved as \.html, \.svg, \.png or \.txt"):
+        with refuses(hf.OptionError, name, ".html", ".svg", ".png", ".txt"):
             picture.save(tmp_path / name)
     with pytest.raises(hf.OutputError):
         picture.save(tmp_path / "no" / "a.svg")
@@ -371,7 +373,7 @@ def test_a_report_has_all_there_is(trained: Any, tmp_path: Path):
     assert path.read_text(encoding="utf-8").count('class="hf-picture"') >= 4
     assert "not drawn" not in path.read_text(encoding="utf-8")
     for name in ("r.txt", "no/r.html"):
-        with pytest.raises(hf.OptionError, match=r"a report is an \.html file in a folder that exists"):
+        with refuses(hf.OptionError, name, ".html"):
             trained.report(tmp_path / name)
 
 

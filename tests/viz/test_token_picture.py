@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from expect import refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import rlmath
@@ -68,8 +69,12 @@ def test_kl_is_computed_where_the_batch_has_none():
     assert np.array_equal(values_of(own, "kl"), 2 * values_of(without, "kl"))
 
 
-@pytest.mark.parametrize(("clip", "clip_high"), [(0.2, None), (0.1, 0.28), (0.5, 0.05)])
-def test_clipped_tokens_are_those_of_the_loss(clip, clip_high):
+def test_clipped_tokens_are_those_of_the_loss():
+    for clip, clip_high in ((0.2, None), (0.1, 0.28), (0.5, 0.05)):
+        clipped_are_those_of_the_loss(clip, clip_high)
+
+
+def clipped_are_those_of_the_loss(clip, clip_high):
     batch = made.batch(24)
     picture = hf.viz.tokens_picture(batch, new="new_log_probs", clip=clip, clip_high=clip_high)
     new, old, advantages = tensors(batch, "new_log_probs", "old_log_probs", "advantages")
@@ -93,21 +98,22 @@ def test_new_log_probs_come_by_name_or_as_a_batch():
         assert np.array_equal(values_of(swapped, name), values_of(by_name, name)), name
     labels = {f["name"]: f["label"] for f in swapped.view["fields"]}
     assert (labels["sampled"], labels["old_log_probs"]) == ("log-prob (old, trainer)", "log-prob (new)")
-    with pytest.raises(hf.OptionError, match=r"clip must be between 0 and 1; got clip=1\.5"):
+    with refuses(hf.OptionError, "clip=1.5", "0 and 1"):
         batch.tokens(new="new_log_probs", clip=1.5)
-    with pytest.raises(hf.ColumnError, match=r"reads 'newer'.*batch\.with_columns"):
+    with refuses(hf.ColumnError, "'newer'", "batch.with_columns"):
         batch.tokens(new="newer")
-    with pytest.raises(hf.ColumnError, match="new has 3 samples, the batch 12"):
+    with refuses(hf.ColumnError, "new has 3", "12"):
         batch.tokens(new=renamed[:3])
     other = after.with_columns(old_log_probs=Ragged.of([[0.0]] * 12, dtype=np.float32))
-    with pytest.raises(hf.ColumnError, match="'new_log_probs' has 1 values for sample 0 of those shown, whose response has 32"):
+    with refuses(hf.ColumnError, "'new_log_probs'", "1 values", "sample 0", 32):
         batch.tokens(new=other)
 
 
 def test_only_what_is_shown_is_brought_and_the_picture_says_so():
-    batch = made.of_lengths([3] * 100)
+    client = made.LocalClient()
+    batch = made.of_lengths([3] * 100, client)
     tokens = batch.tokens()
-    assert batch._client.most_rows == 64
+    assert client.most_rows == 64
     assert repr(tokens) == "Tokens(64 of 100 samples, 192 response tokens)"
     assert tokens_view(batch.tokens(range(98, 100)))["samples"][1]["first_row"] == 297
     mask = np.zeros(100, bool)
@@ -119,20 +125,17 @@ def test_only_what_is_shown_is_brought_and_the_picture_says_so():
     assert len(made.of_lengths([SHOWN_TOKENS + 1] * 2).tokens().rows) == 1, "at least one"
 
 
-@pytest.mark.parametrize(
-    ("rows", "error", "words"),
-    [
-        (8, hf.OptionError, "rows must be a slice of whole numbers or a list of whole numbers.*; got rows=8"),
-        ("all", hf.OptionError, "got rows='all'"),
-        ([1.5], hf.OptionError, r"got rows\[0\]=1.5"),
-        ([], hf.ColumnError, r"no rows selected; the batch has 12 samples \(0 to 11\)"),
-        ([12], hf.ColumnError, "row 12 does not exist"),
-        ([True], hf.ColumnError, "the row mask has 1 entries"),
-    ],
-)
-def test_rows_that_make_no_sense(rows, error, words):
-    with pytest.raises(error, match=words):
-        made.batch().tokens(rows)
+def test_rows_that_make_no_sense():
+    for rows, error, named in (
+        (8, hf.OptionError, ("rows=8", "slice", "list")),
+        ("all", hf.OptionError, ("rows='all'",)),
+        ([1.5], hf.OptionError, ("rows[0]=1.5",)),
+        ([], hf.ColumnError, ("no rows", "0 to 11")),
+        ([12], hf.ColumnError, ("row 12",)),
+        ([True], hf.ColumnError, ("mask", "1 entries")),
+    ):
+        with refuses(error, *named):
+            made.batch().tokens(rows)
 
 
 def test_what_is_missing_is_said_and_wrong_columns_are_refused():
@@ -143,11 +146,11 @@ def test_what_is_missing_is_said_and_wrong_columns_are_refused():
     assert "new=actor.compute_log_probs(batch)" in missing["ratio"]
     assert "KL" in missing
     assert "value" not in missing
-    with pytest.raises(hf.OptionError, match="color='kl' is none of the numbers per token there are: values"):
+    with refuses(hf.OptionError, "color='kl'", "values"):
         hf.viz.tokens_picture(batch, color="kl")
-    with pytest.raises(hf.ColumnError, match=r"reads 'response'.*actor\.generate"):
+    with refuses(hf.ColumnError, "'response'", "actor.generate"):
         batch.drop("response").tokens()
-    with pytest.raises(hf.OptionError, match=f"at most {MOST_TOKENS:,}"):
+    with refuses(hf.OptionError, f"{MOST_TOKENS:,}"):
         made.of_lengths([MOST_TOKENS, 1]).tokens(range(2))
     odd = batch.with_columns(pieces=Ragged.of([[1.0], [2.0]]))
     assert hf.viz.tokens_picture(odd).view["ignored"] == ["pieces: not one number per response token"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_narrow_pictures_are_whole(chromium: Any, gallery: Path, width: int) -> None:
     found = faults_of(chromium, gallery, width)
     assert len(found) == len(EVERY) + len(CARDS)
-    assert {name: faults for name, faults in found.items() if faults} == {}
+    broken = {name: faults for name, faults in found.items() if faults}
+    assert broken == {}, json.dumps(broken, indent=1, ensure_ascii=False)
 
 
 def test_with_both_side_bars_open_a_table_of_a_timeline_scrolls_in_itself(chromium: Any, gallery: Path) -> None:

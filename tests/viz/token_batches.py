@@ -105,8 +105,8 @@ def batch(num_rows: int = 12, **options: Any) -> Batch:
     return Batch.from_columns(LocalClient(), columns(num_rows, **options))
 
 
-def of_lengths(lengths: list[int]) -> Batch:
+def of_lengths(lengths: list[int], client: LocalClient | None = None) -> Batch:
     """Responses of these lengths, of the letter a, with values alone."""
     response = Ragged.of([np.full(n, 97, np.int32) for n in lengths], dtype=np.int32)
     values = response.map(np.zeros(len(response.flat), np.float32))
-    return Batch.from_columns(LocalClient(), {"response": response, "values": values})
+    return Batch.from_columns(client or LocalClient(), {"response": response, "values": values})
