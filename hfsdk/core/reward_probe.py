@@ -104,7 +104,7 @@ class RewardProbe:
         """The same of the reward it was held against; shape [rows], or [0]."""
         return _scores(self.other_outcomes)
 
-    @property
+    @cached_property
     def seconds(self) -> Array:
         """Of the function, per sample; NaN where they were not measured; shape [rows]."""
         return np.asarray([one.seconds if self.timed else math.nan for one in self.outcomes], dtype=np.float64)
