@@ -53,9 +53,10 @@ def kernels(state):
     for kernel in made:
         if kernel.process.poll() is None:
             kernel.kill()
-    last = Kernel(state)
-    last.run("import hfsdk as hf\nfor one in hf.sessions(): one.close()")
-    last.end()
+    if (state / "hfsdk" / "head.json").exists():
+        last = Kernel(state)
+        last.run("import hfsdk as hf\nfor one in hf.sessions(): one.close()")
+        last.end()
 
 
 def of(state):

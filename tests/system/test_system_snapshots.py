@@ -20,7 +20,8 @@ def snapshot(live):
         return made[-1]
 
     yield take
-    live.session.rewind(made[0])
+    if made:
+        live.session.rewind(made[0])
     for one in made:
         live.session.forget(one)
 
