@@ -226,6 +226,20 @@ def test_a_partial_experiment_is_no_baseline_and_passes_none(tmp_path):
     assert part.to_pandas()["algorithm"].tolist() == ["PPO"] * 4
 
 
+def test_a_score_below_what_the_baseline_allows_fails():
+    def judged(score):
+        numbers = {"score": score, "kl": 0.0, "length": 1.0, "seconds": 1.0, "tokens": 1}
+        rows = tuple({"algorithm": "PPO", "seed": seed, "step": i, **numbers} for seed in range(2) for i in range(4))
+        then = {"algorithms": {"PPO": {"final_scores": {"0": 1.0, "1": 1.0}}}}
+        (verdict,) = (experiment := Experiment(rows, {"PPO": "PPO()"}, (0, 1), 4, baseline=then)).verdict
+        assert experiment.ok is (verdict.verdict == "pass")
+        return verdict
+
+    least = judged(1.0).least
+    assert least <= 1.0
+    assert [judged(score).verdict for score in (1.5, least, least - 1e-3)] == ["pass", "pass", "fail"]
+
+
 def test_the_forecast_takes_each_algorithm_s_own_pace():
     forecast = Forecast([("PPO", 0), ("PPO", 1), ("GRPO", 0)], steps=2)
     assert forecast.seconds is None

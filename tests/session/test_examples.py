@@ -222,6 +222,9 @@ class TestScorers:
         assert [part.name for part in total.parts] == ["reward.lengths", "reward.lengths.1"]
         assert repr(total) == "RewardModel('reward': 1 reward.lengths + 0.5 reward.lengths.1)"
         assert session.reward([length_reward, length_reward], weights=[1.0, 0.5]) is total
+        session.actor("tiny")
+        batch = session.batch(prompt=[[1], [1]], response=[[104], [104, 104, 104]])
+        assert total.compute_scores(batch)["scores"].tolist() == [1.5, 4.5]
 
     def test_a_sum_never_takes_the_place_of_its_parts(self, session, actor, length_reward):
         judge = session.reward("tiny", optimizer=hf.AdamW(lr=1e-3))

@@ -6,8 +6,9 @@ import weakref
 from concurrent.futures import Future
 
 import pytest
-from expect import each
+from expect import each, refuses
 
+import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
@@ -82,6 +83,50 @@ def server():
     thread.join(60)
 
 
+def status_and_text(server, lines):
+    """Send a request's lines and return what the server answers before it ends the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall("\r\n".join((*lines, "", "")).encode())
+        with connection.makefile("rb") as answer:
+            status, *_, text = answer.read().decode().split("\r\n")
+    return status.split(" ")[1], text
+
+
+KERNEL = ("Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+          "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==")  # fmt: skip
+BROWSER = ("Host: localhost", "Connection: close")
+
+
+@each(
+    "path, headers",
+    [
+        ("/exp7", KERNEL),
+        ("/exp7", (*KERNEL, "Authorization: Bearer 0123456789abcdeF")),
+        ("/exp7?token=0123456789abcdef", KERNEL),  # a page's address may be in somebody's history
+        ("/", BROWSER),
+        ("/?token=0123456789abcde", BROWSER),
+        ("/", (*BROWSER, "Cookie: hfsdk=nothing")),
+    ],
+)
+def test_nobody_without_the_token_gets_anything(server, path, headers):
+    status, text = status_and_text(server, (f"GET {path} HTTP/1.1", *headers))
+    assert status == "401"
+    assert "token" in text
+
+
+@each(
+    "options, named",
+    [
+        ({"host": "0.0.0.0", "token": "0123456789abcdef"}, ["0.0.0.0", "--certificate"]),
+        ({"host": "192.168.0.7", "token": "0123456789abcdef"}, ["192.168.0.7", "ssh -L"]),
+        ({"token": "short"}, ["16 characters"]),
+    ],
+)
+def test_a_server_that_would_be_open_to_others_is_not_started(options, named):
+    with refuses(hf.OptionError, *named):
+        serving.Server(serving.ServeOptions(port=0, **options))
+
+
 @each(
     "request_line, headers",
     [
@@ -90,10 +135,4 @@ def server():
     ],
 )
 def test_a_damaged_request_is_refused_in_a_line(server, request_line, headers):
-    lines = (request_line, "Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
-             "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==", *headers)  # fmt: skip
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall("\r\n".join((*lines, "", "")).encode())
-        with connection.makefile("rb") as answer:
-            status, *_, text = answer.read().decode().split("\r\n")
-    assert (status.split(" ")[1], text) == ("400", "what came is no request\n")
+    assert status_and_text(server, (request_line, *KERNEL, *headers)) == ("400", "what came is no request\n")
