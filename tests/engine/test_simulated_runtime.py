@@ -1,5 +1,4 @@
 import pickle
-import time
 from dataclasses import fields, replace
 from itertools import pairwise
 
@@ -59,7 +58,7 @@ class Driver:
                 spec = member
                 self.roles[spec.name], self.pools[spec.name] = spec, pool
                 self.runtime.load(spec, pool)
-        self.columns, self.spans, self.calls, self.seconds = {}, [], 0, 0.0
+        self.columns, self.spans, self.calls = {}, [], 0
 
     def put(self, table):
         part = self.runtime.put(table)
@@ -105,9 +104,7 @@ class Driver:
         return self.finish(Work(call, pool, orders), self.runtime.call)
 
     def finish(self, work, do):
-        start = time.thread_time()  # this thread's own: the machine may be busy with other things
         outcome = do(work)
-        self.seconds += time.thread_time() - start
         if outcome.stored is not None:
             self.columns |= dict.fromkeys(outcome.stored.columns, outcome.stored)
         self.spans += outcome.spans
@@ -458,13 +455,3 @@ def test_on_gpus_the_rollout_sleeps_while_others_work():
     generate(shadow)
     shadow.run("critic", "compute_values", both, ("values",))
     assert shadow.runtime.devices(shadow.pools["actor"])[0].asleep == {"actor": 0}, "on other devices"
-
-
-def test_calls_of_70b_on_128_devices_take_milliseconds():
-    best = 1.0
-    for _ in range(10):
-        driver = colocated(BIG, "tp8 pp4", "tp8", "lognormal")
-        driver.put(prompts(256, 1024))
-        ppo_step(driver, new_tokens=1024, mini_batches=4)
-        best = min(best, driver.seconds / driver.calls * 20)
-    assert best < 0.25, "20 calls: 0.05 s is what they take, on a machine at half its speed"
