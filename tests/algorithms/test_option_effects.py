@@ -43,8 +43,10 @@ from hfsdk.algorithms.kl_cov import KLCovLoss
 from hfsdk.algorithms.losses import PolicyLoss, ValueLoss
 from hfsdk.algorithms.options import Options
 from hfsdk.algorithms.preferences import PretrainingMix
+from hfsdk.core.batch import Batch
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import NOT_SCORED
 from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 
 NAMES = (
@@ -715,3 +717,23 @@ def test_no_class_of_options_and_no_option_is_left_out():
     assert found == tried
     without = [f"{cls.__name__}.{field.name}" for cls in tried for field in dataclasses.fields(cls) if field.name not in CHANGES]
     assert not without, f"no other value is tried of {without}"
+
+
+def test_every_option_of_the_multiplier_moves_it_as_the_paper_says(monkeypatch):
+    """Safe-RLHF, eq. 10 and appendix B.3, from each value to the next; a sample without a cost has no part in the mean."""
+    costs = [1.0, 2.5, -0.5]
+    table = Table({"costs": np.append(np.float32(costs), NOT_SCORED)})
+    monkeypatch.setattr(Batch, "reduce", lambda batch, function, reads: SimpleNamespace(value=function(table)))
+    with hf.Session.simulated("1x4 H200") as session:
+        cost = session.cost(lambda completions: [0.0] * len(completions))
+        batch = session.batch(prompt=[[1]] * 4, response=[[2]] * 4, costs=[0.0] * 4)
+        assert cost.multiplier == 1.0
+        for limit, lr, most, before in (
+            (0.0, 0.1, 5.0, 1.0), (0.5, 0.1, 5.0, 1.0), (0.0, 0.3, 5.0, 1.0), (0.0, 0.3, 1.2, 1.0), (2.0, 0.3, 5.0, 1.0),
+            (0.0, 0.1, 5.0, 3.0), (0.0, 0.9, None, 3.0),
+        ):  # fmt: skip
+            cost.multiplier = before
+            moved = before * math.exp(lr * before * (papers.mean(costs) - limit))
+            wanted = moved if most is None else min(moved, most)
+            assert cost.adapt_multiplier(batch, limit=limit, lr=lr, most=most) == pytest.approx(wanted), (limit, lr, most, before)
+            assert cost.multiplier == pytest.approx(wanted)
