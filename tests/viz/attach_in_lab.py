@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.expect import until
 from tests.viz import harness
 
 NAME = "lab"
@@ -60,7 +60,5 @@ def kept_state(folder: Path) -> Iterator[Path]:
         if head.exists():
             code = "import hfsdk as hf\nfor one in hf.sessions(): one.close()"
             env = os.environ | {"XDG_STATE_HOME": str(folder), "PYTHONPATH": str(harness.REPOSITORY)}
-            subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
-            deadline = time.monotonic() + 60
-            while head.exists() and time.monotonic() < deadline:
-                time.sleep(0.2)
+            subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=180)
+            until("the end of what held the sessions", lambda: not head.exists())

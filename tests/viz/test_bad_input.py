@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expect import each
 
 from hfsdk.viz.frame import LivePicture, html_page
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from tests.viz import demo, harness
 from tests.viz.bad_pictures import HOSTILE, INF, NAN, PICTURES, hostile
-from tests.viz.each import check_each
 
 ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
-def form_is_whole(name: str) -> None:
+@each("name", PICTURES)
+def test_every_form_is_whole(name: str) -> None:
     picture = PICTURES[name]()
     assert json.loads(json.dumps(picture.view, allow_nan=False)) == picture.view
     text, svg = picture.to_text(), picture.to_svg()
@@ -41,10 +42,6 @@ def form_is_whole(name: str) -> None:
         assert not any(re.search(r"\b(nan|inf|None)\b", v) for k, v in shape.items() if k in SHAPE), shape
     assert "<script>window" not in html
     assert html.count("</script>") == html.count("<script")
-
-
-def test_every_form_is_whole() -> None:
-    check_each(PICTURES, form_is_whole)
 
 
 SHAPE = {"x", "y", "width", "height", "d", "points", "x1", "x2", "y1", "y2", "cx", "cy", "r", "transform", "viewBox"}
@@ -70,12 +67,9 @@ def test_a_report_with_hostile_headings_can_be_written(tmp_path: Path) -> None:
     assert "�" in path.read_text(encoding="utf-8")
 
 
-def test_what_is_sent_to_a_live_picture_is_json() -> None:
+@each("name", ["timeline: hostile", "placement: nan", "dashboard: hostile", "comparison: neither"])
+def test_what_is_sent_to_a_live_picture_is_json(name: str) -> None:
     pytest.importorskip("anywidget")
-    check_each(["timeline: hostile", "placement: nan", "dashboard: hostile", "comparison: neither"], what_is_sent_is_json)
-
-
-def what_is_sent_is_json(name: str) -> None:
     picture = PICTURES[name]()
     live = LivePicture(picture)
     json.dumps(live.widget.view, allow_nan=False, ensure_ascii=False).encode()

@@ -85,11 +85,11 @@ def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         notebook.open("live.ipynb").run_all()
         page = notebook.page
         picture = page.locator(".hf-timeline")
-        page.wait_for_function("() => document.querySelectorAll('.hf-timeline .hf-span').length > 4", timeout=30_000)
+        page.wait_for_function("() => document.querySelectorAll('.hf-timeline .hf-span').length > 4")
         assert page.locator(".hf-picture").count() == 0, "a live widget, not the frozen form"
         assert picture.locator(".hf-running").count() > 0
         before = picture.locator(".hf-span").count()
-        page.wait_for_function(f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}", timeout=30_000)
+        page.wait_for_function(f"() => document.querySelectorAll('.hf-timeline .hf-span').length > {before + 4}")
         assert "running" in picture.locator(".hf-info").inner_text()
         notebook.wait()
         page.wait_for_selector('.hf-picture[data-ready="1"]')

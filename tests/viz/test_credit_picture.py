@@ -8,9 +8,8 @@ import math
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 import torch
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo, rlmath
@@ -20,7 +19,6 @@ from hfsdk.viz.clip.view import MOST_EXACT, ClipPicture, clip_numbers, histogram
 from hfsdk.viz.credit.view import difference, gae
 from hfsdk.viz.tokens.tokenmath import unpack
 from tests.viz import token_batches as made
-from tests.viz.each import check_each
 
 
 def with_advantages(**options):
@@ -41,8 +39,7 @@ def test_gae_is_rlmaths():
         assert np.allclose(found, [sum((gamma * lam) ** k * d for k, d in enumerate(deltas[t:])) for t in range(length)])
 
 
-@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.97, 0.8)])
-@pytest.mark.parametrize("whiten", [True, False])
+@each("gamma, lam, whiten", [(*weights, whiten) for weights in ((1.0, 0.95), (0.97, 0.8)) for whiten in (True, False)])
 def test_recomputed_is_the_batchs_own_before_whitening(gamma, lam, whiten):
     batch = with_advantages(gamma=gamma, lam=lam, whiten=whiten)
     for row in (0, 6):
@@ -91,11 +88,8 @@ def test_credit_without_rewards_says_who_writes_them():
         hf.viz.credit_picture(made.batch().drop("rewards"))
 
 
-def test_credit_draws_every_text_also_none():
-    check_each(["0", "1", "2", "3", "4"], lambda name: credit_is_drawn(int(name)))
-
-
-def credit_is_drawn(row):
+@each("row", range(5))
+def test_credit_draws_every_text_also_none(row):
     picture = hf.viz.credit_picture(made.batch(), row)
     root = ElementTree.fromstring(picture.to_svg())
     json.dumps(picture.view, allow_nan=False)
@@ -133,7 +127,7 @@ def clip_data(count, seed=0):
     return new.astype(np.float32), old.astype(np.float32), advantages.astype(np.float32)
 
 
-@pytest.mark.parametrize("count", [1, 500, MOST_EXACT, 5 * MOST_EXACT])
+@each("count", [1, 500, MOST_EXACT, 5 * MOST_EXACT])
 def test_clip_numbers_are_those_of_the_loss_at_every_step_of_the_slider(count):
     new, old, advantages = clip_data(count)
     view = view_of(new, old, advantages, low=0.2, high=0.283, linked=False)

@@ -56,7 +56,7 @@ def saved(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
 def shown(page: Any) -> None:
     """Wait until every kind is drawn, and see that none is empty."""
     moving = len(KINDS) - len(STILL)
-    page.wait_for_function(f"() => document.querySelectorAll('{READY}').length === {moving}", timeout=30_000)
+    page.wait_for_function(f"() => document.querySelectorAll('{READY}').length === {moving}")
     empty = f"() => [...document.querySelectorAll('{READY}')].filter((e) => e.getBoundingClientRect().height < 40).length"
     assert page.evaluate(empty) == 0
     assert page.locator(READY).evaluate_all("all => new Set(all.map((e) => e.dataset.picture)).size") >= moving - 1
@@ -86,7 +86,7 @@ def test_reopened_and_untrusted_every_picture_is_an_image(saved: tuple[harness.L
     try:
         page = notebook.open("every.ipynb", kernel=False).page
         images = '.jp-Cell-outputArea img[src^="data:image/svg+xml"]'
-        page.wait_for_function(f"() => document.querySelectorAll('{images}').length === {len(KINDS)}", timeout=30_000)
+        page.wait_for_function(f"() => document.querySelectorAll('{images}').length === {len(KINDS)}")
         assert min(page.locator(images).evaluate_all("all => all.map((e) => e.complete ? e.naturalWidth : 0)")) > 200
         assert all(page.locator(images).evaluate_all("all => all.map((e) => e.alt.length > 5)"))
         assert page.locator(READY).count() == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expect import each
 
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
@@ -26,7 +27,6 @@ from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
 from hfsdk.viz.timeline.view import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
-from tests.viz.each import check_each
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "</script><!-- <b>&\"' ]]>"
@@ -74,17 +74,15 @@ def check(value: Any, kind: Any, where: str = "view") -> None:
         assert isinstance(value, (int, float) if kind is float else kind), f"{where}: {value!r} is no {kind}"
 
 
-def view_follows_its_schema(name: str) -> None:
+@each("name", PICTURES)
+def test_views_follow_their_schema_and_are_json(name: str) -> None:
     view = PICTURES[name]().view
     check(view, TimelineView if view["picture"] == "timeline" else PlacementView)
     assert json.loads(json.dumps(view, allow_nan=False)) == view
 
 
-def test_views_follow_their_schema_and_are_json() -> None:
-    check_each(PICTURES, view_follows_its_schema)
-
-
-def form_is_described_and_loads_nothing(name: str) -> None:
+@each("name", PICTURES)
+def test_drawings_are_well_formed_and_described_and_load_nothing_from_anywhere(name: str) -> None:
     picture = PICTURES[name]()
     svg = picture.to_svg()
     picture.to_svg = lambda: svg  # type: ignore[method-assign]  # drawn once: HTML holds the drawing as an image
@@ -97,10 +95,6 @@ def form_is_described_and_loads_nothing(name: str) -> None:
         assert addresses <= {"http://www.w3.org/2000/svg"}, "a namespace is no address"
         assert "@import" not in text
         assert "<link" not in text
-
-
-def test_drawings_are_well_formed_and_described_and_load_nothing_from_anywhere() -> None:
-    check_each(PICTURES, form_is_described_and_loads_nothing)
 
 
 def test_frozen_html_shows_an_image_where_scripts_do_not_run() -> None:
@@ -275,16 +269,13 @@ TABLES: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def table_is_well_formed_small_and_inert(name: str) -> None:
+@each("name", TABLES)
+def test_tables_are_well_formed_small_and_inert(name: str) -> None:
     html = TABLES[name]()
     ET.fromstring(f"<div>{html}</div>")
     assert len(html) < 200_000
     assert "<script" not in html
     assert "http" not in html
-
-
-def test_tables_are_well_formed_small_and_inert() -> None:
-    check_each(TABLES, table_is_well_formed_small_and_inert)
 
 
 def test_tables_say_state_in_words() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 from hfsdk.viz import raster
 from tests.viz import harness
 from tests.viz.bad_pictures import PICTURES
-from tests.viz.each import check_each
 
 resvg_py = pytest.importorskip("resvg_py")
 Image = pytest.importorskip("PIL.Image")
@@ -84,17 +83,14 @@ def drawing_of(name: str) -> tuple[str, float, float]:
     return svg, float(width), float(height)
 
 
-def text_has_letters(name: str) -> None:
+@pytest.mark.usefixtures("no_fonts")
+@each("name", FULL.values())
+def test_every_text_of_a_png_has_letters_on_a_machine_without_fonts(name: str) -> None:
     svg, texts = painted_texts(drawing_of(name)[0])
     seen = colors(raster.png_of(svg, 2.0))
     blank = [text for k, text in enumerate(texts) if k + 1 not in seen and re.search(r"[A-Za-z0-9]", text)]
     assert texts
     assert not blank
-
-
-@pytest.mark.usefixtures("no_fonts")
-def test_every_text_of_a_png_has_letters_on_a_machine_without_fonts() -> None:
-    check_each(FULL.values(), text_has_letters)
 
 
 def test_without_matplotlib_a_font_of_the_machine_draws_letters(no_matplotlib: None) -> None:
@@ -133,20 +129,22 @@ def ink(with_text: bytes, without: bytes) -> Any:
     return np.abs(pictures[0] - pictures[1]).max(axis=2) / 255
 
 
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """One page, for one drawing after the other."""
+    page = chromium.new_page(color_scheme="light")
+    yield page
+    page.close()
+
+
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 @pytest.mark.usefixtures("no_fonts")
-def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(chromium: Any, tmp_path: Path) -> None:
-    page = chromium.new_page(color_scheme="light")
-    try:
-        check_each(FULL.values(), lambda name: png_has_ink_where_text_is(name, page, tmp_path / "picture.svg"))
-    finally:
-        page.close()
-
-
-def png_has_ink_where_text_is(name: str, page: Any, file: Path) -> None:
+@each("name", FULL.values())
+def test_a_png_has_ink_where_the_browser_draws_text_and_no_text_is_cut(page: Any, tmp_path: Path, name: str) -> None:
     svg, width, height = drawing_of(name)
+    file = tmp_path / "picture.svg"
     file.write_text(svg, encoding="utf-8")
     page.set_viewport_size({"width": int(width), "height": int(height)})
     page.goto(file.as_uri())
@@ -171,7 +169,9 @@ def png_has_ink_where_text_is(name: str, page: Any, file: Path) -> None:
 ROOM = 300
 
 
-def no_text_reaches_beyond(name: str) -> None:
+@each("name", FULL.values())
+def test_no_text_reaches_beyond_its_picture(name: str) -> None:
+    """With room around the picture nothing is drawn there; letters of DejaVu are as wide as any usual font's."""
     svg, width, height = drawing_of(name)
     box = f'viewBox="{-ROOM} 0 {width + 2 * ROOM} {height + ROOM}" width="{width + 2 * ROOM}" height="{height + ROOM}"'
     wide = re.sub(r'viewBox="[^"]*" width="[^"]*" height="[^"]*"', box, svg, count=1)
@@ -179,8 +179,3 @@ def no_text_reaches_beyond(name: str) -> None:
     assert drawn[: int(height), ROOM : ROOM + int(width)].sum() > 0
     beyond = [drawn[:, : ROOM - 1], drawn[:, ROOM + int(width) + 1 :], drawn[int(height) + 1 :]]
     assert [float(part.sum()) for part in beyond] == [0.0, 0.0, 0.0]
-
-
-def test_no_text_reaches_beyond_its_picture() -> None:
-    """With room around the picture nothing is drawn there; letters of DejaVu are as wide as any usual font's."""
-    check_each(FULL.values(), no_text_reaches_beyond)

@@ -94,6 +94,16 @@ def test_what_a_run_was_warned_of_is_drawn_with_it():
     assert "  step 2: the score fell" in picture.to_text()
 
 
+def test_a_run_that_saves_knows_its_last_save(tmp_path: Path):
+    with hf.Session.simulated("1x4 H200") as session:
+        actor = session.actor("tiny")
+        session.critic("tiny"), session.reference(actor), session.reward(lambda prompts, completions, **c: [0.0] * len(prompts))
+        prompts = session.prompts(["a", "b", "c"], batch_size=2)
+        assert picture_of(session.train(hf.PPO(), prompts, steps=1)).view["saved"] is None
+        run = session.train(hf.PPO(), prompts, steps=2, save_every=1, folder=tmp_path / "x")
+    assert picture_of(run).view["saved"] == {"folder": str(tmp_path / "x"), "step": run.rows[-1]["step"]}
+
+
 def test_a_simulated_run_is_drawn_as_predicted():
     measured, predicted = (picture_of(run_of(rows_of(None, 3), trace=demo.step_trace(predicted=p))) for p in (False, True))
     assert (measured.view["predicted"], predicted.view["predicted"]) == (False, True)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import rlmath
@@ -69,12 +69,8 @@ def test_kl_is_computed_where_the_batch_has_none():
     assert np.array_equal(values_of(own, "kl"), 2 * values_of(without, "kl"))
 
 
-def test_clipped_tokens_are_those_of_the_loss():
-    for clip, clip_high in ((0.2, None), (0.1, 0.28), (0.5, 0.05)):
-        clipped_are_those_of_the_loss(clip, clip_high)
-
-
-def clipped_are_those_of_the_loss(clip, clip_high):
+@each("clip, clip_high", [(0.2, None), (0.1, 0.28), (0.5, 0.05)])
+def test_clipped_tokens_are_those_of_the_loss(clip, clip_high):
     batch = made.batch(24)
     picture = hf.viz.tokens_picture(batch, new="new_log_probs", clip=clip, clip_high=clip_high)
     new, old, advantages = tensors(batch, "new_log_probs", "old_log_probs", "advantages")

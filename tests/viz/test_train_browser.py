@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,7 +63,7 @@ def state(page: Any, index: int = 0) -> Any:
 
 def wait_state(page: Any, words: str, index: int = 0) -> None:
     found = "document.querySelectorAll('.hf-dashboard .hf-state')[index]?.textContent || ''"
-    page.wait_for_function(f"([words, index]) => new RegExp(words).test({found})", arg=[words, index], timeout=30_000)
+    page.wait_for_function(f"([words, index]) => new RegExp(words).test({found})", arg=[words, index])
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +158,7 @@ def test_nbconvert_with_its_own_settings_shows_the_pictures(saved: Path, chromiu
     page.on("pageerror", lambda e: errors.append(str(e)))
     try:
         page.goto(f"file://{tmp_path}/train.html", wait_until="domcontentloaded")
-        page.wait_for_function("() => document.querySelectorAll('[data-ready]').length === 8", timeout=30_000)
+        page.wait_for_function("() => document.querySelectorAll('[data-ready]').length === 8")
         assert page.locator(".hf-dashboard").count() == 3
         assert page.locator(".hf-span").count() > 20
     finally:
@@ -213,30 +212,11 @@ def test_a_kernel_restarted_under_a_live_picture_is_told(lab: harness.Lab, chrom
         page.locator('[data-curve="tokens_per_s"] circle[data-step="0"]').click()
         assert page.locator(".hf-step .hf-title").inner_text().startswith("step 0, ")
         assert notebook.complaints() == []
-        page.wait_for_function(f"() => {KERNEL}.status === 'idle'", timeout=60_000)
+        page.wait_for_function(f"() => {KERNEL}.status === 'idle'")
         assert python(notebook, "1 + 1") == "2"
         notebook.run_all()
         notebook.wait()
         wait_state(page, "^[2-9] of 1000 steps, running")
         assert page.locator(".hf-lost").count() == 0
-    finally:
-        notebook.close()
-
-
-def test_a_kernel_restarted_under_a_run_that_saves_says_where_to_go_on_from(lab: harness.Lab, chromium: Any) -> None:
-    saving = BACKGROUND.replace("wait=False", "wait=False, save_every=1, folder='runs/x'")
-    path = harness.write_notebook(lab.root / "restart_saves.ipynb", [SESSION, saving])
-    notebook = opened(lab, chromium, path.name)
-    try:
-        page = notebook.page
-        notebook.run_all()
-        notebook.wait()
-        wait_state(page, "^[2-9] of 1000 steps, running")
-        page.evaluate(f"() => {KERNEL}.restart()")
-        page.wait_for_selector(".hf-dashboard .hf-lost")
-        words = page.locator(".hf-lost").inner_text()
-        assert re.search(r"Its save after step \d+ is in runs/x: run the notebook from its first cell", words)
-        assert 'session.train(..., resume="runs/x") to go on from there' in words
-        assert notebook.complaints() == []
     finally:
         notebook.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from expect import each
 
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, session_html
 from tests.viz import demo, harness
-from tests.viz.each import check_each
 
 CARDS: dict[str, Callable[[], str]] = {
     "batch": lambda: batch_html(demo.BATCH),
@@ -32,11 +32,8 @@ def style(element: ET.Element) -> dict[str, str]:
     return dict(part.split(":", 1) for part in element.get("style", "").split(";") if part)
 
 
-def test_a_card_is_rows_and_columns_without_its_style() -> None:
-    check_each(CARDS, card_is_rows_and_columns)
-
-
-def card_is_rows_and_columns(name: str) -> None:
+@each("name", CARDS)
+def test_a_card_is_rows_and_columns_without_its_style(name: str) -> None:
     card = untrusted(CARDS[name]())
     assert len(card.findall(".//tr")) > 3
     for table in card.iter("table"):
@@ -54,11 +51,8 @@ def test_each_call_is_one_row() -> None:
     assert "".join(card.itertext()).count("RewardFunctionError") == 1
 
 
-def test_bars_and_swatches_have_a_size_and_a_colour_of_their_own() -> None:
-    check_each(["session", "progress"], bars_have_a_size_and_a_colour)
-
-
-def bars_have_a_size_and_a_colour(name: str) -> None:
+@each("name", ["session", "progress"])
+def test_bars_and_swatches_have_a_size_and_a_colour_of_their_own(name: str) -> None:
     painted = [e for e in untrusted(CARDS[name]()).iter() if e.tag == "i"]
     assert painted
     for element in painted:

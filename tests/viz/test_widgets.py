@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from expect import refuses, until
+from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.core.errors import OptionError
@@ -18,7 +18,6 @@ from hfsdk.session.running import Run
 from hfsdk.viz.drawn import picture_of
 from tests.viz import demo
 from tests.viz.bad_pictures import PICTURES, control_of, rows_of
-from tests.viz.each import check_each
 
 anywidget = pytest.importorskip("anywidget")
 ROOT = Path(__file__).parents[2]
@@ -50,11 +49,8 @@ def is_bare(widget: Any) -> None:
     assert not {"children", "box_style"} & set(state)
 
 
-def test_every_picture_is_one_anywidget() -> None:
-    check_each(KINDS.values(), picture_is_one_anywidget)
-
-
-def picture_is_one_anywidget(name: str) -> None:
+@each("name", KINDS.values())
+def test_every_picture_is_one_anywidget(name: str) -> None:
     picture = PICTURES[name]()
     widget = hf.viz.widget(picture)
     is_bare(widget)
