@@ -1,12 +1,12 @@
 """Breaks the product in more than a hundred places, one at a time, and asks whether the tests notice.
 
 Each mutation (``mutations.toml``) changes a line or a few in a copy of the tree and runs the tests that should fail of it: those of
-``make test`` first, then those of ``make check``. A test that fails is run again without the mutation, since one that fails by
-itself kills nothing. Run it by hand, it takes an hour or two::
+``make test`` first, then those of ``make check``. The file of a test that fails is run again without the mutation, since one that
+fails by itself kills nothing. Run it by hand, it takes an hour or two::
 
     python scripts/mutate.py -j 2 --json out/mutations.json     # goes on where it was stopped
     python scripts/mutate.py --only "KL" --whole                # all of `make test` and `make check` where the named tests pass
-    python scripts/mutate.py --stale                            # is every line still there? no tests, a second
+    python scripts/mutate.py --stale                            # only see whether every line is still there
     python scripts/mutate.py --check                            # exit 1 where too little is killed, or a line is gone
 """
 
@@ -151,7 +151,8 @@ class Copy:
             if failing is not None:
                 test = "".join(failing)
                 self._results.unlink(missing_ok=True)
-                fails_anyway = self.failing(failing or arguments, tier, whole=all_tests and not failing) is not None
+                again = [one.partition("::")[0] for one in failing]  # the whole file: a test may fail after others alone
+                fails_anyway = self.failing(again or arguments, tier, whole=all_tests and not again) is not None
                 return (FAILS_ANYWAY, test) if fails_anyway else (f"make {tier}", test)
         return SURVIVED, ""
 
