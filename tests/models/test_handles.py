@@ -139,7 +139,7 @@ TOKENS = [float(token) for token in range(8)]
 
 
 def full_batch(actor):
-    batch = actor.compute_log_probs(generated(actor))
+    batch = actor.compute_log_probs(generated(actor)).wait()
     return batch.with_columns(advantages=[TOKENS, TOKENS])
 
 
@@ -204,7 +204,7 @@ def test_a_batch_of_another_session_is_refused(session, actor, runtime, length_r
 
 
 def test_columns_per_token_are_compared_where_no_responses_are_read(actor):
-    batch = generated(actor).with_columns(scores=[0.0, 0.0], values=[[1.0], [2.0]])
+    batch = generated(actor).wait().with_columns(scores=[0.0, 0.0], values=[[1.0], [2.0]])
     with refuses(hf.ColumnError, "'values' has 1 values for sample 0", "8 tokens"):
         ppo.advantages(batch, kl_coef=0.0)
     with refuses(hf.ColumnError, "map(", "'values' has 1"):
