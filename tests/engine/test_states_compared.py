@@ -15,6 +15,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.weights.shares import StateShare, Strip
 from hfsdk.engine.worker.role_states import RoleStates
+from hfsdk.engine.worker.transition import Transition
 
 HARMED = "decoder.layers.1.mlp.linear_fc2.weight"
 
@@ -75,3 +76,11 @@ def test_one_number_that_is_another_one_is_told_with_its_tensor(states, trainer)
     trainer.harm = True
     with refuses(hf.WeightMismatchError, "model.layers.1.mlp.down_proj.weight", "actor", "[0]", "snapshot"):
         states.restore(kept)
+
+
+def test_a_state_that_was_taken_over_makes_the_rollouts_weights_old(trainer):
+    spec = RoleSpec(name="actor", kind="actor", model=trainer.spec)
+    transition = Transition(spec, None, None, None, None)
+    transition.stale = False
+    transition.replaced()
+    assert transition.stale
