@@ -218,8 +218,8 @@ def test_lengths_that_are_none(session):
 
     with refuses(hf.OptionError, "from 1 to max_new_tokens=128"):
         session.plan(hf.PPO(), replace(WORK, response_lengths=Nonsense()))
-    with refuses(hf.HfsdkError, "from 1 to max_new_tokens=4"):
-        four(response_lengths=Nonsense()).models.actor.generate([[1, 2]], max_new_tokens=4)["response"]
+    with four(response_lengths=Nonsense()) as other, refuses(hf.HfsdkError, "from 1 to max_new_tokens=4"):
+        other.models.actor.generate([[1, 2]], max_new_tokens=4)["response"]
 
 
 @each(

@@ -154,9 +154,11 @@ def test_function_that_ends_its_process_is_told_of_though_what_it_forked_goes_on
             return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         return None
 
-    with refuses(hf.CallError, "ended"):
-        live.session.batch(number=[1.0]).reduce(fork_and_exit, reads=["number"]).wait(300)
-    os.close(until("what was forked, which goes on", other_end))
+    try:
+        with refuses(hf.CallError, "ended"):
+            live.session.batch(number=[1.0]).reduce(fork_and_exit, reads=["number"]).wait(300)
+    finally:
+        os.close(until("what was forked, which goes on", other_end))
 
 
 def test_result_that_cannot_be_pickled(live):
