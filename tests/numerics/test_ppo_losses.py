@@ -422,6 +422,8 @@ class TestStep:
         gap = np.abs(given["old_log_probs"].flat - given["rollout_log_probs"].flat)
         assert numbers["rollout_gap_mean"] == pytest.approx(gap.mean(), rel=1e-4)
         assert numbers["rollout_gap_max"] == pytest.approx(gap.max(), rel=1e-4)
+        scores = given["scores"].astype(float)
+        assert (numbers["score_mean"], numbers["score_std"]) == pytest.approx((scores.mean(), scores.std()), rel=1e-5)
         kl = given["old_log_probs"].flat - given["ref_log_probs"].flat
         assert numbers["kl_mean"] == pytest.approx(kl.sum() / len(LENGTHS), abs=1e-5)
         assert numbers["eos_rate"] == 0.5

@@ -298,6 +298,25 @@ def test_a_replica_writes_its_part_of_a_state():
         assert one == pytest.approx(4 * four), method
 
 
+def test_traffic_beside_matrix_products_is_of_every_tokens_hidden_units():
+    """60 bytes in bf16 with fused kernels, three times that without; tp cuts all of it with sequence parallelism, else 24 of 34."""
+    lengths, busy, idle = np.full(4, 512), PerfModel(launch_s=0.0), PerfModel(launch_s=0.0, activation_bytes=0.0)
+    for tp, traits, share in (
+        (1, EngineTraits(), 1.0), (1, EngineTraits(fused=False), 3.0),
+        (8, EngineTraits(sequence_parallel=False), (10 + 24 / 8) / 34), (8, EngineTraits(sequence_parallel=True), 1 / 8),
+    ):  # fmt: skip
+        where = setup("llama-7b", f"tp{tp} dp1", traits=traits, links=FREE)
+        traffic = 60 * where.spec.hidden_size * 4 * 512 * where.stage_layers[1] / 2.04e12
+        took = busy.forward(where, lengths) - idle.forward(where, lengths)
+        assert took == pytest.approx(share * traffic, rel=1e-9), (tp, traits)
+
+
+def test_columns_and_tasks_of_the_host_by_hand():
+    link = LinkSpec(name="some", bandwidth=10e9, latency_s=0.25)
+    assert MODEL.move(1e9, link, 3) == pytest.approx(1e9 / 7e9 + 0.75)
+    assert MODEL.host_task(5, 1000) == pytest.approx(MODEL.task_s + 5e-6 + 1000 * MODEL.task_token_s)
+
+
 def test_uneven_stages_wait_for_the_fullest():
     """80 layers over 3 stages: 27, 27, 26 and the output layer (0.3 of a layer)."""
     where = setup("llama-70b", "tp8 pp3 dp1")
