@@ -62,6 +62,7 @@ class Lab:
         if state is not None:
             env["XDG_STATE_HOME"] = str(state)  # where kept sessions are found again
         self._log: list[str] = []
+        self._reader = threading.Thread(target=self._read_on, name="lab-log", daemon=True)
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={self.port}",
@@ -78,16 +79,17 @@ class Lab:
 
     def _wait(self) -> None:
         """Read what the server says until it names its address, and go on reading in a thread: a full pipe would stop it."""
-        lines = self._process.stdout
-        assert lines is not None
-        for line in lines:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             self._log.append(line)
             if f"http://127.0.0.1:{self.port}/lab" in line:
-                break
-        else:
-            raise RuntimeError("".join(self._log)[-3000:])
-        self._reader = threading.Thread(target=lambda: self._log.extend(lines), name="lab-log", daemon=True)
-        self._reader.start()
+                self._reader.start()
+                return
+        raise RuntimeError("".join(self._log)[-3000:])
+
+    def _read_on(self) -> None:
+        with self._process.stdout as lines:
+            self._log.extend(lines)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -97,6 +99,8 @@ class Lab:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        if self._reader.is_alive():
+            self._reader.join(60)
         shutil.rmtree(self._tmp, ignore_errors=True)
 
 
