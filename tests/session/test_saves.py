@@ -253,6 +253,7 @@ def test_a_folder_that_vanishes_is_told(session, runtime, tmp_path):
     prepared(session)
     runtime.hold("saved")
     saving = session.save(tmp_path / "a", wait=False)
+    until("both roles have copied", lambda: len(list((tmp_path / "a").rglob("simulated.json"))) == 2)
     (tmp_path / "a").rename(tmp_path / "gone")
     runtime.let_go()
     with refuses(hf.CheckpointError, tmp_path / "a"):
