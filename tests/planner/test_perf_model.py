@@ -421,6 +421,23 @@ def test_generation_in_stages_fills_the_pipeline_or_waits_for_it():
     assert free.decode(blocking, *rows(16, 8, 100)) == pytest.approx(2 * four)
 
 
+def test_a_token_goes_from_stage_to_stage_over_their_link():
+    """One row in four stages: four messages a token."""
+    free = setup("llama-7b", "tp1 pp4 dp1", "tp1 pp4", links=FREE)
+    slow = replace(free, links=replace(FREE, pp=LinkSpec(name="slow", bandwidth=1e6, latency_s=0.5)))
+    one = np.array([8]), np.array([100])
+    message = free.spec.hidden_size * 2 / (1e6 * MODEL.link_efficiency) + 0.5
+    assert MODEL.decode(slow, *one) - MODEL.decode(free, *one) == pytest.approx(100 * 4 * message, rel=1e-6)
+
+
+def test_stages_of_a_rollout_get_their_weights_from_their_neighbours():
+    """Inside a node, whatever the trainer's stages talk over; each has its part of the layers' messages."""
+    near = LinkSpec(name="near", bandwidth=1e9, latency_s=0.1)
+    where = setup("llama-7b", "tp1 pp4 dp1", "tp1 pp2", links=replace(FREE, near=near))
+    wanted = 7e8 / (1e9 * MODEL.link_efficiency) + 0.1 * 32 / 2 + MODEL.rewrite(where)
+    assert MODEL.reshard(where, 7e8) == pytest.approx(wanted)
+
+
 def test_zero3_gathers_weights_in_every_pass():
     lengths = np.full(2, 256)
     plain = setup("llama-7b", "dp64", rollout="tp1")
