@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 from expect import refuses
-from rows import naming
+from rows import every_row
 
 import hfsdk as hf
 from hfsdk.core.lora import AdapterSpec, LoRA
@@ -34,11 +34,12 @@ def test_smollm2_at_rank_16_has_the_bytes_that_peft_saves():
 
 
 def test_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank():
-    for layout, targets in itertools.product(
-        ["tp1", "tp3", "tp1 pp2", "tp3 pp2"], ["linear", ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj")]
-    ):
-        with naming(layout, targets):
-            check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout)
+    with every_row() as row:
+        for layout, targets in itertools.product(
+            ["tp1", "tp3", "tp1 pp2", "tp3 pp2"], ["linear", ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj")]
+        ):
+            with row(layout, targets):
+                check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout)
 
 
 def check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets, layout):
@@ -52,9 +53,10 @@ def check_every_number_is_held_and_what_tp_does_not_cut_is_on_every_rank(targets
 
 
 def test_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap():
-    for spec, tp in [(SPEC, 1), (SPEC, 3), (NARROW, 2), (NARROW, 4), (FUSED, 1), (FUSED, 2)]:
-        with naming(spec, tp):
-            check_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp)
+    with every_row() as row:
+        for spec, tp in [(SPEC, 1), (SPEC, 3), (NARROW, 2), (NARROW, 4), (FUSED, 1), (FUSED, 2)]:
+            with row(spec, tp):
+                check_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp)
 
 
 def check_places_inside_a_local_tensor_do_not_overlap_and_leave_no_gap(spec, tp):
@@ -84,9 +86,10 @@ def test_a_plan_of_adapters_moves_what_a_rank_lacks():
 
 
 def test_targets_that_are_no_linear_layers_are_refused():
-    for wrong in ["everything", ("q_proj", "lm_head"), ()]:
-        with naming(wrong):
-            check_targets_that_are_no_linear_layers_are_refused(wrong)
+    with every_row() as row:
+        for wrong in ["everything", ("q_proj", "lm_head"), ()]:
+            with row(wrong):
+                check_targets_that_are_no_linear_layers_are_refused(wrong)
 
 
 def check_targets_that_are_no_linear_layers_are_refused(wrong):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from expect import refuses
-from rows import naming
+from rows import every_row
 from test_role_state import MODELS, spec_of
 
 from hfsdk.core.layout import Layout
@@ -118,9 +118,10 @@ def check_taken(shadow, rank, local, full):
 
 
 def test_a_rollout_gets_what_the_plan_says():
-    for (train, rollout), model, dtype in itertools.product(PAIRS, ["untied", "tied"], DTYPES):
-        with naming(train, rollout, model, dtype):
-            check_a_rollout_gets_what_the_plan_says(model, dtype, train, rollout)
+    with every_row() as row:
+        for (train, rollout), model, dtype in itertools.product(PAIRS, ["untied", "tied"], DTYPES):
+            with row(train, rollout, model, dtype):
+                check_a_rollout_gets_what_the_plan_says(model, dtype, train, rollout)
 
 
 def check_a_rollout_gets_what_the_plan_says(model, dtype, train, rollout):
@@ -139,11 +140,12 @@ def check_a_rollout_gets_what_the_plan_says(model, dtype, train, rollout):
 
 
 def test_a_critic_that_infers_gets_a_training_layout():
-    for (model, dtype), train in itertools.product(
-        [("untied scalar", "fp32"), ("tied scalar", "bf16")], ["tp2", "tp1 dp2", "tp2 pp2"]
-    ):
-        with naming(model, dtype, train):
-            check_a_critic_that_infers_gets_a_training_layout(model, dtype, train)
+    with every_row() as row:
+        for (model, dtype), train in itertools.product(
+            [("untied scalar", "fp32"), ("tied scalar", "bf16")], ["tp2", "tp1 dp2", "tp2 pp2"]
+        ):
+            with row(model, dtype, train):
+                check_a_critic_that_infers_gets_a_training_layout(model, dtype, train)
 
 
 def check_a_critic_that_infers_gets_a_training_layout(model, dtype, train):
@@ -236,9 +238,10 @@ def older(bits):
 
 
 def test_a_box_that_is_not_what_left_is_found_and_named():
-    for dtype, harm in itertools.product(DTYPES, [one_number, two_rows, stride, older]):
-        with naming(dtype, harm):
-            check_a_box_that_is_not_what_left_is_found_and_named(dtype, harm)
+    with every_row() as row:
+        for dtype, harm in itertools.product(DTYPES, [one_number, two_rows, stride, older]):
+            with row(dtype, harm):
+                check_a_box_that_is_not_what_left_is_found_and_named(dtype, harm)
 
 
 def check_a_box_that_is_not_what_left_is_found_and_named(dtype, harm):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from expect import refuses
-from rows import naming
+from rows import every_row
 
 from hfsdk.core.errors import PlacementError
 from hfsdk.engine.process import deterministic, gpus
@@ -58,9 +58,10 @@ print(json.dumps([changed, then]))
 
 
 def test_hopper_and_newer_have_it():
-    for capability in [(9, 0), (10, 0), (12, 0)]:
-        with naming(capability):
-            check_hopper_and_newer_have_it(capability)
+    with every_row() as row:
+        for capability in [(9, 0), (10, 0), (12, 0)]:
+            with row(capability):
+                check_hopper_and_newer_have_it(capability)
 
 
 def check_hopper_and_newer_have_it(capability):
@@ -68,9 +69,10 @@ def check_hopper_and_newer_have_it(capability):
 
 
 def test_older_gpus_are_refused_with_both_capabilities():
-    for name, capability, words in [("A100", (8, 0), "8.0"), ("L4", (8, 9), "8.9"), ("V100", (7, 0), "7.0")]:
-        with naming(name, capability, words):
-            check_older_gpus_are_refused_with_both_capabilities(name, capability, words)
+    with every_row() as row:
+        for name, capability, words in [("A100", (8, 0), "8.0"), ("L4", (8, 9), "8.9"), ("V100", (7, 0), "7.0")]:
+            with row(name, capability, words):
+                check_older_gpus_are_refused_with_both_capabilities(name, capability, words)
 
 
 def check_older_gpus_are_refused_with_both_capabilities(name, capability, words):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from rows import naming
+from rows import every_row
 
 from hfsdk.engine.weights import fingerprints as f
 
@@ -36,9 +36,10 @@ def one(values, start):
 
 
 def test_it_is_as_defined():
-    for width, column, dtype in itertools.product([12, 11], [0, 40, 41], DTYPES):
-        with naming(width, column, dtype):
-            check_it_is_as_defined(dtype, column, width)
+    with every_row() as row:
+        for width, column, dtype in itertools.product([12, 11], [0, 40, 41], DTYPES):
+            with row(width, column, dtype):
+                check_it_is_as_defined(dtype, column, width)
 
 
 def check_it_is_as_defined(dtype, column, width):
@@ -49,9 +50,10 @@ def check_it_is_as_defined(dtype, column, width):
 
 
 def test_parts_add_up_to_the_whole():
-    for dtype in DTYPES:
-        with naming(dtype):
-            check_parts_add_up_to_the_whole(dtype)
+    with every_row() as row:
+        for dtype in DTYPES:
+            with row(dtype):
+                check_parts_add_up_to_the_whole(dtype)
 
 
 def check_parts_add_up_to_the_whole(dtype):
@@ -64,9 +66,10 @@ def check_parts_add_up_to_the_whole(dtype):
 
 
 def test_each_bit_of_each_number_counts():
-    for dtype in DTYPES:
-        with naming(dtype):
-            check_each_bit_of_each_number_counts(dtype)
+    with every_row() as row:
+        for dtype in DTYPES:
+            with row(dtype):
+                check_each_bit_of_each_number_counts(dtype)
 
 
 def check_each_bit_of_each_number_counts(dtype):
@@ -83,9 +86,10 @@ def check_each_bit_of_each_number_counts(dtype):
 
 
 def test_a_number_at_another_place_counts():
-    for dtype in DTYPES:
-        with naming(dtype):
-            check_a_number_at_another_place_counts(dtype)
+    with every_row() as row:
+        for dtype in DTYPES:
+            with row(dtype):
+                check_a_number_at_another_place_counts(dtype)
 
 
 def check_a_number_at_another_place_counts(dtype):
@@ -100,9 +104,10 @@ def check_a_number_at_another_place_counts(dtype):
 
 def test_where_there_is_no_product_of_whole_numbers_it_is_the_same():
     """As on a GPU: multiplied and summed some rows at a time."""
-    for dtype in DTYPES:
-        with pytest.MonkeyPatch.context() as patch, naming(dtype):
-            check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, patch)
+    with every_row() as row:
+        for dtype in DTYPES:
+            with pytest.MonkeyPatch.context() as patch, row(dtype):
+                check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, patch)
 
 
 def check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monkeypatch):
@@ -115,9 +120,10 @@ def check_where_there_is_no_product_of_whole_numbers_it_is_the_same(dtype, monke
 
 def test_small_tensors_together_have_each_its_own():
     """Matrices and vectors, of one and of two dtypes, more than are put into one, and some too large for it."""
-    for dtypes in [DTYPES[:1], DTYPES[1:], DTYPES]:
-        with pytest.MonkeyPatch.context() as patch, naming(dtypes):
-            check_small_tensors_together_have_each_its_own(dtypes, patch)
+    with every_row() as row:
+        for dtypes in [DTYPES[:1], DTYPES[1:], DTYPES]:
+            with pytest.MonkeyPatch.context() as patch, row(dtypes):
+                check_small_tensors_together_have_each_its_own(dtypes, patch)
 
 
 def check_small_tensors_together_have_each_its_own(dtypes, monkeypatch):

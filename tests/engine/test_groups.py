@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from rows import naming
+from rows import every_row
 
 pytest.importorskip("torch")
 import torch
@@ -43,18 +43,19 @@ def leave():
 
 
 def test_a_rank_of_256_makes_a_handful_of_groups(world):
-    for layout, rank in itertools.product(["tp8 pp4 dp8", "tp8 dp32", "dp256", "tp4 pp8 dp8"], (0, 100, 255)):
-        with naming(layout, rank):
-            made = world(256, rank)
-            made.clear()
-            groups = RoleGroups(Layout.parse(layout).mesh())
-            assert len(made) <= 7
-            assert all(rank in ranks for ranks in made)
-            sizes = groups.tp.size(), groups.pp.size(), groups.dp.size(), groups.world.size()
-            assert sizes == (groups.tp_size, groups.pp_size, groups.dp_size, 256)
-            RoleGroups(Layout.parse(layout).mesh())
-            assert len(made) <= 7, "the next role of the same layout makes none"
-        leave()
+    with every_row() as row:
+        for layout, rank in itertools.product(["tp8 pp4 dp8", "tp8 dp32", "dp256", "tp4 pp8 dp8"], (0, 100, 255)):
+            with row(layout, rank):
+                made = world(256, rank)
+                made.clear()
+                groups = RoleGroups(Layout.parse(layout).mesh())
+                assert len(made) <= 7
+                assert all(rank in ranks for ranks in made)
+                sizes = groups.tp.size(), groups.pp.size(), groups.dp.size(), groups.world.size()
+                assert sizes == (groups.tp_size, groups.pp_size, groups.dp_size, 256)
+                RoleGroups(Layout.parse(layout).mesh())
+                assert len(made) <= 7, "the next role of the same layout makes none"
+            leave()
 
 
 @pytest.mark.parametrize("timeout_s", [90.0, None])

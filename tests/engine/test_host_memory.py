@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from rows import naming
+from rows import every_row
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
@@ -39,11 +39,12 @@ def test_a_70b_on_eight_nodes_takes_one_copy_and_no_more():
 
 def test_shares_sum_up_to_one_copy():
     """Of each tensor-parallel and pipeline rank's part."""
-    for train, (dtype, trained, each) in itertools.product(
-        ["dp1", "dp3", "tp2 dp2", "pp2 dp5"], [("fp32", True, 12), ("bf16", True, 14), ("bf16", False, 6)]
-    ):
-        with naming(train, dtype, trained, each):
-            check_shares_sum_up_to_one_copy(train, dtype, trained, each)
+    with every_row() as row:
+        for train, (dtype, trained, each) in itertools.product(
+            ["dp1", "dp3", "tp2 dp2", "pp2 dp5"], [("fp32", True, 12), ("bf16", True, 14), ("bf16", False, 6)]
+        ):
+            with row(train, dtype, trained, each):
+                check_shares_sum_up_to_one_copy(train, dtype, trained, each)
 
 
 def check_shares_sum_up_to_one_copy(train, dtype, trained, each):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rows import naming
+from rows import every_row
 
 torch = pytest.importorskip("torch")
 
@@ -21,15 +21,16 @@ def naive(logits, kept):
 
 
 def test_what_is_kept_is_what_a_naive_sampler_draws_from():
-    for kept in [
-        KeptTokens(top_k=5),
-        KeptTokens(top_p=0.7),
-        KeptTokens(top_k=8, top_p=0.5),
-        KeptTokens(without=(3, 7)),
-        KeptTokens(top_k=100),
-    ]:
-        with naming(kept):
-            check_what_is_kept_is_what_a_naive_sampler_draws_from(kept)
+    with every_row() as row:
+        for kept in [
+            KeptTokens(top_k=5),
+            KeptTokens(top_p=0.7),
+            KeptTokens(top_k=8, top_p=0.5),
+            KeptTokens(without=(3, 7)),
+            KeptTokens(top_k=100),
+        ]:
+            with row(kept):
+                check_what_is_kept_is_what_a_naive_sampler_draws_from(kept)
 
 
 def check_what_is_kept_is_what_a_naive_sampler_draws_from(kept):

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from rows import naming
+from rows import every_row
 
 pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
@@ -43,9 +43,10 @@ def rotary_of():
 
 
 def test_waves_and_attention_factor_are_those_of_transformers(rotary_of):
-    for family, rope in itertools.product(["Llama", "Qwen3"], KINDS):
-        with naming(family, rope):
-            check_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of)
+    with every_row() as row:
+        for family, rope in itertools.product(["Llama", "Qwen3"], KINDS):
+            with row(family, rope):
+                check_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of)
 
 
 def check_waves_and_attention_factor_are_those_of_transformers(rope, family, rotary_of):
@@ -67,9 +68,10 @@ def check_waves_and_attention_factor_are_those_of_transformers(rope, family, rot
 
 
 def test_waves_and_attention_factor_are_those_of_vllm(rotary_of):
-    for rope in KINDS:
-        with naming(rope):
-            check_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of)
+    with every_row() as row:
+        for rope in KINDS:
+            with row(rope):
+                check_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of)
 
 
 def check_waves_and_attention_factor_are_those_of_vllm(rope, rotary_of):

@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 from expect import refuses
-from rows import naming
+from rows import every_row
 
 from hfsdk.core.errors import OptionError
 from hfsdk.core.microbatch import plan_pass, plan_update
@@ -14,9 +14,10 @@ def lengths(n, seed=0, low=1, high=40):
 
 
 def test_pass_covers_every_row_once_with_equal_counts():
-    for n, dp in itertools.product([1, 5, 32], [1, 2, 3, 7]):
-        with naming(n, dp):
-            check_pass_covers_every_row_once_with_equal_counts(n, dp)
+    with every_row() as row:
+        for n, dp in itertools.product([1, 5, 32], [1, 2, 3, 7]):
+            with row(n, dp):
+                check_pass_covers_every_row_once_with_equal_counts(n, dp)
 
 
 def check_pass_covers_every_row_once_with_equal_counts(n, dp):

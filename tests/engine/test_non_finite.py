@@ -1,15 +1,16 @@
 """A refused optimizer step names what is to blame: the samples and the loss, or a learning rate that ruined the weights."""
 
-from rows import naming
+from rows import every_row
 
 import hfsdk as hf
 from hfsdk.engine.worker.non_finite import why_refused
 
 
 def test_a_learning_rate_that_ruins_weights_is_named():
-    for updates, count in [(1, "1 step "), (3, "3 steps ")]:
-        with naming(updates, count):
-            check_a_learning_rate_that_ruins_weights_is_named(updates, count)
+    with every_row() as row:
+        for updates, count in [(1, "1 step "), (3, "3 steps ")]:
+            with row(updates, count):
+                check_a_learning_rate_that_ruins_weights_is_named(updates, count)
 
 
 def check_a_learning_rate_that_ruins_weights_is_named(updates, count):

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from rows import naming
+from rows import every_row
 
 torch = pytest.importorskip("torch")
 
@@ -11,9 +11,12 @@ from hfsdk.engine.weights.on_host import copy_on_host  # noqa: E402
 
 
 def test_a_copy_has_the_values_and_none_of_the_memory():
-    for shape, dtype in itertools.product([(), (0,), (3, 0), (5, 7)], [torch.float32, torch.bfloat16, torch.int64, torch.uint8]):
-        with naming(shape, dtype):
-            check_a_copy_has_the_values_and_none_of_the_memory(dtype, shape)
+    with every_row() as row:
+        for shape, dtype in itertools.product(
+            [(), (0,), (3, 0), (5, 7)], [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
+        ):
+            with row(shape, dtype):
+                check_a_copy_has_the_values_and_none_of_the_memory(dtype, shape)
 
 
 def check_a_copy_has_the_values_and_none_of_the_memory(dtype, shape):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from expect import refuses
-from rows import naming
+from rows import every_row
 
 pytest.importorskip("ray")
 from hfsdk.core.call_flow import Call
@@ -18,16 +18,17 @@ from hfsdk.engine.ray.ray_worker import said_in, write_begin
 
 
 def test_accelerators_are_presets_by_rays_names():
-    for label, name, gigabytes in [
-        ("A100", "A100-80GB", 80),
-        ("A100-40G", "A100-80GB", 40),
-        ("H200", "H200", 141),
-        ("L4", "L4", 24),
-        ("T4", "T4", 16),
-        ("nobody's", "nobody's", 80),
-    ]:
-        with naming(label, name, gigabytes):
-            check_accelerators_are_presets_by_rays_names(label, name, gigabytes)
+    with every_row() as row:
+        for label, name, gigabytes in [
+            ("A100", "A100-80GB", 80),
+            ("A100-40G", "A100-80GB", 40),
+            ("H200", "H200", 141),
+            ("L4", "L4", 24),
+            ("T4", "T4", 16),
+            ("nobody's", "nobody's", 80),
+        ]:
+            with row(label, name, gigabytes):
+                check_accelerators_are_presets_by_rays_names(label, name, gigabytes)
 
 
 def check_accelerators_are_presets_by_rays_names(label, name, gigabytes):
@@ -59,16 +60,17 @@ A100, H100 = {"accelerator_type:A100": 1.0}, {"accelerator_type:H100": 1.0}
 
 
 def test_a_node_like_it_takes_the_place_of_one_that_left():
-    for kind, others, taken in [
-        ("cpu", [], None),
-        ("cpu", [rays("c", "10.0.0.3", CPU=2.0), rays("d", "10.0.0.2", CPU=8.0)], "d"),  # at the same address
-        ("cpu", [rays("c", "10.0.0.3", CPU=2.0)], "c"),
-        ("cpu", [rays("c", "10.0.0.2", CPU=1.0), rays("d", "10.0.0.2", False, CPU=2.0)], None),  # too small; gone as well
-        ("A100-80GB", [rays("c", "10.0.0.2", GPU=2.0, **H100), rays("d", "10.0.0.4", GPU=2.0, **A100)], "d"),
-        ("A100-80GB", [rays("c", "10.0.0.2", CPU=8.0)], None),
-    ]:
-        with pytest.MonkeyPatch.context() as patch, naming(kind, others, taken):
-            check_a_node_like_it_takes_the_place_of_one_that_left(patch, kind, others, taken)
+    with every_row() as row:
+        for kind, others, taken in [
+            ("cpu", [], None),
+            ("cpu", [rays("c", "10.0.0.3", CPU=2.0), rays("d", "10.0.0.2", CPU=8.0)], "d"),  # at the same address
+            ("cpu", [rays("c", "10.0.0.3", CPU=2.0)], "c"),
+            ("cpu", [rays("c", "10.0.0.2", CPU=1.0), rays("d", "10.0.0.2", False, CPU=2.0)], None),  # too small; gone as well
+            ("A100-80GB", [rays("c", "10.0.0.2", GPU=2.0, **H100), rays("d", "10.0.0.4", GPU=2.0, **A100)], "d"),
+            ("A100-80GB", [rays("c", "10.0.0.2", CPU=8.0)], None),
+        ]:
+            with pytest.MonkeyPatch.context() as patch, row(kind, others, taken):
+                check_a_node_like_it_takes_the_place_of_one_that_left(patch, kind, others, taken)
 
 
 def check_a_node_like_it_takes_the_place_of_one_that_left(monkeypatch, kind, others, taken):

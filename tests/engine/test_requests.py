@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rows import naming
+from rows import every_row
 
 pytest.importorskip("torch")
 
@@ -35,16 +35,17 @@ class States:
 
 
 def test_what_goes_wrong_is_told_with_what_was_asked():
-    for request_, words in [
-        (Export("actor"), "taking out the state of actor failed: KeyError"),
-        (Keep("actor", 0), "keeping the state of actor failed: KeyError"),
-        (SendKept("actor", 3), "sending the kept state of actor failed: KeyError(3)"),
-        (Restore("actor", 3), "restoring the state of actor failed: KeyError"),
-        (Offer("actor"), "offering the state of actor failed: KeyError"),
-        (Load("actor", None), "loading actor failed: AttributeError"),
-    ]:
-        with naming(request_, words):
-            check_what_goes_wrong_is_told_with_what_was_asked(request_, words)
+    with every_row() as row:
+        for request_, words in [
+            (Export("actor"), "taking out the state of actor failed: KeyError"),
+            (Keep("actor", 0), "keeping the state of actor failed: KeyError"),
+            (SendKept("actor", 3), "sending the kept state of actor failed: KeyError(3)"),
+            (Restore("actor", 3), "restoring the state of actor failed: KeyError"),
+            (Offer("actor"), "offering the state of actor failed: KeyError"),
+            (Load("actor", None), "loading actor failed: AttributeError"),
+        ]:
+            with row(request_, words):
+                check_what_goes_wrong_is_told_with_what_was_asked(request_, words)
 
 
 def check_what_goes_wrong_is_told_with_what_was_asked(request_, words):
@@ -56,9 +57,10 @@ def check_what_goes_wrong_is_told_with_what_was_asked(request_, words):
 
 
 def test_a_state_that_is_gone_is_told_as_such():
-    for request_ in [Restore("actor", 0, ["gone"]), Need("actor", ["gone"])]:
-        with naming(request_):
-            check_a_state_that_is_gone_is_told_as_such(request_)
+    with every_row() as row:
+        for request_ in [Restore("actor", 0, ["gone"]), Need("actor", ["gone"])]:
+            with row(request_):
+                check_a_state_that_is_gone_is_told_as_such(request_)
 
 
 def check_a_state_that_is_gone_is_told_as_such(request_):

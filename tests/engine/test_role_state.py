@@ -6,7 +6,7 @@ import math
 
 import torch
 from expect import refuses
-from rows import naming
+from rows import every_row
 
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.layout import Layout
@@ -101,9 +101,10 @@ def equal(a, b):
 
 
 def test_equal_parts_that_cover_every_number_once():
-    for num_ranks in [1, 2, 3, 7, 64]:
-        with naming(num_ranks):
-            check_equal_parts_that_cover_every_number_once(num_ranks)
+    with every_row() as row:
+        for num_ranks in [1, 2, 3, 7, 64]:
+            with row(num_ranks):
+                check_equal_parts_that_cover_every_number_once(num_ranks)
 
 
 def check_equal_parts_that_cover_every_number_once(num_ranks):
@@ -140,9 +141,10 @@ def test_any_layout_from_any_other():
     fp32, bf16 = torch.float32, torch.bfloat16
     rows = [("untied", fp32, LAYOUTS), ("tied scalar", bf16, SOME), ("tied", bf16, SOME), ("untied scalar", fp32, SOME)]
     rows += [(model, dtype, SOME) for model, dtype in (("biased", bf16), ("fused", fp32), ("one kv head", bf16))]
-    for row in rows:
-        with naming(*row):
-            check_any_layout_from_any_other(*row)
+    with every_row() as row:
+        for model, dtype, layouts in rows:
+            with row(model, dtype, layouts):
+                check_any_layout_from_any_other(model, dtype, layouts)
 
 
 def check_any_layout_from_any_other(model, dtype, layouts):
@@ -192,9 +194,10 @@ def test_both_copies_of_a_tied_embedding():
 
 
 def test_frozen_roles_and_fresh_optimizers():
-    for known in [Summary(0), Summary(0, ("main",))]:
-        with naming(known):
-            check_frozen_roles_and_fresh_optimizers(known)
+    with every_row() as row:
+        for known in [Summary(0), Summary(0, ("main",))]:
+            with row(known):
+                check_frozen_roles_and_fresh_optimizers(known)
 
 
 def check_frozen_roles_and_fresh_optimizers(known):
@@ -212,9 +215,10 @@ def check_frozen_roles_and_fresh_optimizers(known):
 
 def test_what_is_missing_is_said():
     """Without one rank's share no layout is filled."""
-    for layout in ["tp2", "dp2", "dp3"]:
-        with naming(layout):
-            check_what_is_missing_is_said(layout)
+    with every_row() as row:
+        for layout in ["tp2", "dp2", "dp3"]:
+            with row(layout):
+                check_what_is_missing_is_said(layout)
 
 
 def check_what_is_missing_is_said(layout):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rows import naming
+from rows import every_row
 
 from hfsdk.assets import MODELS
 from hfsdk.core.layout import Layout
@@ -195,9 +195,10 @@ def started(monkeypatch, tmp_path):
 
 
 def test_ray_starts_one_worker_on_each_gpu_of_its_node_and_leaves_the_others_to_be_seen(started):
-    for name, cluster in CLUSTERS.items():
-        with naming(name):
-            check_options(started, cluster)
+    with every_row() as row:
+        for name, cluster in CLUSTERS.items():
+            with row(name):
+                check_options(started, cluster)
 
 
 def check_options(started, cluster):
@@ -221,9 +222,10 @@ def test_a_worker_is_told_whether_it_is_deterministic_before_it_starts_and_when_
 
 
 def test_a_pool_meets_by_a_file_on_one_node_and_at_rank_0s_address_over_two(started):
-    for name, cluster in CLUSTERS.items():
-        with naming(name):
-            check_meeting(started, cluster)
+    with every_row() as row:
+        for name, cluster in CLUSTERS.items():
+            with row(name):
+                check_meeting(started, cluster)
 
 
 def check_meeting(started, cluster):
@@ -272,9 +274,10 @@ def test_the_users_functions_run_in_a_process_that_knows_no_engine(driver):
 
 
 def test_a_worker_takes_its_gpu_and_has_nccl_connect_it(started):
-    for name, rank in EVERY_RANK:
-        with pytest.MonkeyPatch.context() as patch, naming(name, rank):
-            check_join(started, patch, CLUSTERS[name], rank)
+    with every_row() as row:
+        for name, rank in EVERY_RANK:
+            with pytest.MonkeyPatch.context() as patch, row(name, rank):
+                check_join(started, patch, CLUSTERS[name], rank)
 
 
 def check_join(started, monkeypatch, cluster, rank):
@@ -367,10 +370,11 @@ def trainer_of():
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_what_megatron_is_told(trainer_of, name):
-    for rank in range(len(CLUSTERS[name].nodes)):
-        with naming(name, rank):
-            check_trainer(trainer_of, CLUSTERS[name], rank)
-        trainer_of.leave()
+    with every_row() as row:
+        for rank in range(len(CLUSTERS[name].nodes)):
+            with row(name, rank):
+                check_trainer(trainer_of, CLUSTERS[name], rank)
+            trainer_of.leave()
 
 
 def check_trainer(trainer_of, cluster, rank):
@@ -495,9 +499,10 @@ def vllm_says():
 
 
 def test_vllm_finds_its_gpu_and_its_peers(vllm_says):
-    for name, rank in EVERY_RANK:
-        with naming(name, rank):
-            check_peers(vllm_says[name, rank, True, False], CLUSTERS[name], rank)
+    with every_row() as row:
+        for name, rank in EVERY_RANK:
+            with row(name, rank):
+                check_peers(vllm_says[name, rank, True, False], CLUSTERS[name], rank)
 
 
 def check_peers(said, cluster, rank):
@@ -515,9 +520,10 @@ def check_peers(said, cluster, rank):
 
 
 def test_vllm_generates_as_fast_as_it_can_and_sleeps_beside_the_trainer(vllm_says):
-    for name, rank in EVERY_RANK:
-        with naming(name, rank):
-            check_speed(vllm_says[name, rank, True, False])
+    with every_row() as row:
+        for name, rank in EVERY_RANK:
+            with row(name, rank):
+                check_speed(vllm_says[name, rank, True, False])
 
 
 def check_speed(said):

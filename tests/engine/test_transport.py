@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from expect import refuses
-from rows import naming
+from rows import every_row
 from spawn import run
 
 from hfsdk.core.layout import Layout
@@ -198,9 +198,10 @@ def test_large_pieces_are_messages_of_their_own():
 
 def test_targets_begin_and_sources_end_as_late_and_early_as_can_be():
     """Every target begins before anything is written to it, every source is done with after its last reading, once."""
-    for inverse, train in itertools.product([False, True], ["tp2 dp2", "tp4", "tp2 pp2", "pp2 dp2"]):
-        with naming(inverse, train):
-            check_targets_begin_and_sources_end_as_late_and_early_as_can_be(train, inverse)
+    with every_row() as row:
+        for inverse, train in itertools.product([False, True], ["tp2 dp2", "tp4", "tp2 pp2", "pp2 dp2"]):
+            with row(inverse, train):
+                check_targets_begin_and_sources_end_as_late_and_early_as_can_be(train, inverse)
 
 
 def check_targets_begin_and_sources_end_as_late_and_early_as_can_be(train, inverse):

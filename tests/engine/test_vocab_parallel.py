@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from rows import naming
+from rows import every_row
 from spawn import run
 
 from hfsdk.engine.training import vocab_parallel
@@ -73,9 +73,10 @@ def in_chunks(monkeypatch, rows, width):
 
 
 def test_one_rank_with_padding():
-    for rows in CHUNKS:
-        with pytest.MonkeyPatch.context() as patch, naming(rows):
-            check_one_rank_with_padding(patch, rows)
+    with every_row() as row:
+        for rows in CHUNKS:
+            with pytest.MonkeyPatch.context() as patch, row(rows):
+                check_one_rank_with_padding(patch, rows)
 
 
 def check_one_rank_with_padding(monkeypatch, rows):
@@ -105,9 +106,10 @@ def test_in_chunks_nothing_of_n_times_v_is_kept_but_the_logits():
 
 
 def test_the_gradient_may_take_the_place_of_the_logits():
-    for dtype in [torch.float32, torch.bfloat16]:
-        with pytest.MonkeyPatch.context() as patch, naming(dtype):
-            check_the_gradient_may_take_the_place_of_the_logits(patch, dtype)
+    with every_row() as row:
+        for dtype in [torch.float32, torch.bfloat16]:
+            with pytest.MonkeyPatch.context() as patch, row(dtype):
+                check_the_gradient_may_take_the_place_of_the_logits(patch, dtype)
 
 
 def check_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
@@ -131,9 +133,10 @@ def check_the_gradient_may_take_the_place_of_the_logits(monkeypatch, dtype):
 
 
 def test_entropy_is_optional():
-    for entropy, rows in itertools.product([True, False], CHUNKS):
-        with pytest.MonkeyPatch.context() as patch, naming(entropy, rows):
-            check_entropy_is_optional(entropy, patch, rows)
+    with every_row() as row:
+        for entropy, rows in itertools.product([True, False], CHUNKS):
+            with pytest.MonkeyPatch.context() as patch, row(entropy, rows):
+                check_entropy_is_optional(entropy, patch, rows)
 
 
 def check_entropy_is_optional(entropy, monkeypatch, rows):
@@ -149,9 +152,10 @@ def check_entropy_is_optional(entropy, monkeypatch, rows):
 
 
 def test_entropy_alone_has_the_exact_gradient():
-    for rows in CHUNKS:
-        with pytest.MonkeyPatch.context() as patch, naming(rows):
-            check_entropy_alone_has_the_exact_gradient(patch, rows)
+    with every_row() as row:
+        for rows in CHUNKS:
+            with pytest.MonkeyPatch.context() as patch, row(rows):
+                check_entropy_alone_has_the_exact_gradient(patch, rows)
 
 
 def check_entropy_alone_has_the_exact_gradient(monkeypatch, rows):
