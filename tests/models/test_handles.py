@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -17,6 +17,9 @@ def last(runtime, method):
     """Return (call, arguments) of the last such call that reached the runtime."""
     work = runtime.sent(method)[-1]
     return work.call, work.orders[0].arguments
+
+
+NAN = float("nan")
 
 
 def generated(actor, **options):
@@ -68,13 +71,13 @@ def test_generate_is_one_call_and_returns_the_columns(actor, runtime):
     assert {"response", "rollout_log_probs", "finish_reason", "policy_version", "temperature", "group"} <= set(batch.columns)
 
 
-def test_prompts_may_be_texts_or_tokens(actor):
-    for prompts, count in (
-        ("Hello", 1), (["Hello", "there"], 2), ([72, 101], 1), ([[72], [101, 108]], 2), ([np.array([72, 101])], 1)
-    ):  # fmt: skip
-        batch = actor.generate(prompts, max_new_tokens=4)
-        assert len(batch) == count, prompts
-        assert batch["prompt"].lengths.min() >= 1, prompts
+@each(
+    "prompts, count", [("Hello", 1), (["Hello", "there"], 2), ([72, 101], 1), ([[72], [101, 108]], 2), ([np.array([72, 101])], 1)]
+)
+def test_prompts_may_be_texts_or_tokens(actor, prompts, count):
+    batch = actor.generate(prompts, max_new_tokens=4)
+    assert len(batch) == count
+    assert batch["prompt"].lengths.min() >= 1
 
 
 def test_n_repeats_each_prompt(actor, runtime):
@@ -92,28 +95,37 @@ def test_new_responses_drop_what_belonged_to_the_old(actor):
     assert "mine" in again
 
 
-def test_options_out_of_range_are_refused_at_the_call(actor, runtime):
-    bad = [
-        {"max_new_tokens": 0}, {"min_new_tokens": 9, "max_new_tokens": 8}, {"temperature": -1}, {"temperature": 0.001},
-        {"temperature": float("nan")}, {"top_p": 0}, {"top_k": -1}, {"n": 0}, {"stop": ""},
-    ]  # fmt: skip
-    for options in bad:
-        with refuses(hf.OptionError, next(iter(options))):
-            actor.generate("Hello", **options)
-    with refuses(hf.OptionError, 99999, "0 to 319"):
-        actor.generate("Hello", stop_token_ids=[99999])
+@each(
+    "options, named",
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"), ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens"),
+        ({"temperature": -1}, "temperature"), ({"temperature": 0.001}, "at least 0.01"), ({"temperature": NAN}, "temperature"),
+        ({"top_p": 0}, "top_p"), ({"top_k": -1}, "top_k"), ({"n": 0}, "n must be"), ({"stop": ""}, "stop"),
+        ({"stop_token_ids": [99999]}, "0 to 319"),
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_refused_at_the_call(actor, runtime, options, named):
+    with refuses(hf.OptionError, named):
+        actor.generate("Hello", **options)
     assert not runtime.sent()
-    assert len(generated(actor)) == 2  # still usable
 
 
-def test_prompts_that_cannot_be_are_named(actor):
-    bad = [
+def test_an_actor_is_usable_after_a_refusal(actor):
+    with refuses(hf.OptionError, "n must be"):
+        generated(actor, n=0)
+    assert len(generated(actor)) == 2
+
+
+@each(
+    "prompts, named",
+    [
         ([], "no prompts"), ("", "prompt 0"), (["x", ""], "prompt 1"), ([[1], []], "prompt 1"), ([[1, 99999]], "token 99999"),
         ([3.5], "prompt 0 of the data is float"),
-    ]  # fmt: skip
-    for prompts, named in bad:
-        with refuses(hf.OptionError, named):
-            actor.generate(prompts)
+    ],
+)  # fmt: skip
+def test_prompts_that_cannot_be_are_named(actor, prompts, named):
+    with refuses(hf.OptionError, named):
+        actor.generate(prompts)
 
 
 def test_a_prompt_beyond_the_context_names_sample_and_numbers(actor):
@@ -172,15 +184,16 @@ def test_halves_of_an_update(actor, runtime):
     assert last(runtime, "compute_loss")[0].phase == "preparation"
 
 
-def test_bad_updates_are_named(actor):
-    batch = full_batch(actor)
-    bad = [
+@each(
+    "options, named",
+    [
         ({"epochs": 0}, ["epochs"]), ({"mini_batches": 0}, ["mini_batches"]), ({"mini_batches": 3}, ["mini_batches", "at most 2"]),
         ({"loss": ppo.PolicyLoss}, ["PolicyLoss"]), ({"loss": None}, ["loss=None"]),
-    ]  # fmt: skip
-    for options, named in bad:
-        with refuses(hf.OptionError, *named):
-            actor.update(batch, **{"loss": my_loss, **options})
+    ],
+)  # fmt: skip
+def test_bad_updates_are_named(actor, options, named):
+    with refuses(hf.OptionError, *named):
+        actor.update(full_batch(actor), **{"loss": my_loss, **options})
 
 
 def test_misaligned_columns_are_named(actor):
@@ -251,9 +264,13 @@ def wrong_types(session, actor, batch, length_reward, tmp_path):
 
 def test_wrong_types_are_named(session, actor, runtime, length_reward, tmp_path):
     batch = generated(actor).wait()
-    for use, named in wrong_types(session, actor, batch, length_reward, tmp_path):
+
+    @each("use, named", wrong_types(session, actor, batch, length_reward, tmp_path))
+    def refused(use, named):
         with refuses(hf.HfsdkError, *named):
             use()
+
+    refused()
     assert len(runtime.sent()) == 1, "none of these became a call"
     assert hf.AdamW(lr=np.float32(1e-3), warmup_steps=np.int64(0)).lr > 0
 

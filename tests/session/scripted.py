@@ -143,7 +143,7 @@ def let_go_when(runtime, wanted):
     over = threading.Event()
 
     def watch():
-        until("what is held is wanted", lambda: over.is_set() or wanted())
+        until("somebody waits for what is held", lambda: over.is_set() or wanted())
         runtime.let_go()
 
     thread = threading.Thread(target=watch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from tests.session.scripted import ScriptedRuntime, waits
@@ -243,14 +243,17 @@ def test_the_algorithm_says_how_long_and_how_warm(session, runtime, streams, tmp
     assert {(one.max_new_tokens, one.temperature) for one in samplings(runtime)} == {(4, 1.0), (7, 0.5)}
 
 
-def test_bad_options_are_named(session, streams, tmp_path):
+@each("options", [{"folder": None}, {"keep_best": ["text"]}, {"keep_best": hf.KeepBest}])
+def test_bad_options_are_named(session, streams, tmp_path, options):
     prompts, held_out = streams
-    for options in ({"folder": None}, {"keep_best": ["text"]}, {"keep_best": hf.KeepBest}):
-        with refuses(hf.OptionError, "keep_best", *options):
-            session.train(OneCall(), prompts, steps=1, **{"folder": tmp_path, "keep_best": held_out, **options})
-    for wrong in ({"every": 0}, {"num_prompts": 0}, {"max_new_tokens": 0}, {"temperature": -1.0}):
-        with refuses(hf.OptionError, *wrong):
-            hf.KeepBest(held_out, **wrong)
+    with refuses(hf.OptionError, "keep_best", *options):
+        session.train(OneCall(), prompts, steps=1, **{"folder": tmp_path, "keep_best": held_out, **options})
+
+
+@each("wrong", [{"every": 0}, {"num_prompts": 0}, {"max_new_tokens": 0}, {"temperature": -1.0}])
+def test_options_out_of_range_are_named(streams, wrong):
+    with refuses(hf.OptionError, *wrong):
+        hf.KeepBest(streams[1], **wrong)
 
 
 def test_a_simulated_session_has_no_scores(length_reward, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.session.on_death import is_death
@@ -144,14 +144,16 @@ def test_trackers_have_each_step_once(session, prompts, tmp_path):
     assert kept.steps == [0, 1, 2, 3, 4, 5], "step 2 was taken twice"
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(session, prompts, tmp_path, runtime):
-    bad = [
+@each(
+    "options, named",
+    [
         ({"on_death": "restart"}, ["'restart'", '"raise" or "restore"']), ({"on_death": "restore", "save_every": 0}, ["folder"]),
         ({"max_restores": 0}, ["max_restores"]),
-    ]  # fmt: skip
-    for options, named in bad:
-        with refuses(hf.OptionError, *named):
-            train(session, Dies(()), prompts, tmp_path, **options)
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_runs(session, prompts, tmp_path, runtime, options, named):
+    with refuses(hf.OptionError, *named):
+        train(session, Dies(()), prompts, tmp_path, **options)
     assert not runtime.sent()
 
 

@@ -21,10 +21,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from edited_saves import reseal, save_of
-from expect import refuses, until
+from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.session import checkpoint, checkpoint_index
+from hfsdk.session.declare import weight_names
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
@@ -56,19 +57,14 @@ def test_what_else_is_in_the_folder_stays(session, tmp_path):
     assert names(tmp_path) == sorted(["session.json", "state-11", *(file.parent.name for file in mine)])
 
 
-FOREIGN = ["{}", "not json", '{"format": 99}', '{"format": 3, "saves": []}', "[]", "7", ""]
-
-
-def test_a_foreign_index_is_not_overwritten(session, tmp_path):
+@each("content", ["{}", "not json", '{"format": 99}', '{"format": 3, "saves": []}', "[]", "7", ""])
+def test_a_foreign_index_is_not_overwritten(session, tmp_path, content):
     prepared(session)
-    for number, content in enumerate(FOREIGN):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "session.json").write_text(content)
-        with refuses(hf.CheckpointError, folder, "a session.json that hfsdk did not write"):
-            session.save(folder)
-        assert (folder / "session.json").read_text() == content
-        assert names(folder) == ["session.json"]
+    (tmp_path / "session.json").write_text(content)
+    with refuses(hf.CheckpointError, tmp_path, "a session.json that hfsdk did not write"):
+        session.save(tmp_path)
+    assert (tmp_path / "session.json").read_text() == content
+    assert names(tmp_path) == ["session.json"]
 
 
 def test_a_link_in_place_of_a_save_is_not_followed(session, tmp_path):
@@ -152,25 +148,20 @@ def test_training_keeps_as_many_as_it_is_told(tmp_path):
     assert names(tmp_path) == ["session.json", "state-3", "state-4"]
 
 
-def test_options_are_checked_before_anything_is_written(session, tmp_path):
+@each("given", [{"keep": 0}, {"keep": 1.5}, {"keep": True}, {"wait": "False"}])
+def test_options_are_checked_before_anything_is_written(session, tmp_path, given):
     prepared(session)
-    for given in ({"keep": 0}, {"keep": 1.5}, {"keep": True}, {"wait": "False"}):
-        with refuses(hf.OptionError, *given):
-            session.save(tmp_path / "new", **given)
-        assert not (tmp_path / "new").exists(), given
+    with refuses(hf.OptionError, *given):
+        session.save(tmp_path / "new", **given)
+    assert not (tmp_path / "new").exists()
 
 
-def test_what_is_no_folder_is_refused(session):
+@each("folder", ["a" * 5000, "", "a\0b", 3, None, "~nobody-of-this-name/x", b"bytes"])
+def test_what_is_no_folder_is_refused(session, folder):
     prepared(session)
-    taken = []
-    for folder in ("a" * 5000, "", "a\0b", 3, None, "~nobody-of-this-name/x", b"bytes"):
-        for call in (session.save, session.load):
-            try:
-                call(folder)
-            except (hf.CheckpointError, hf.OptionError):
-                continue
-            taken.append((call.__name__, folder))
-    assert not taken
+    for call in (session.save, session.load):
+        with refuses((hf.CheckpointError, hf.OptionError)):
+            call(folder)
 
 
 # -- one at a time
@@ -371,12 +362,12 @@ def test_whatever_an_index_says_is_loaded_whole_or_refused_at_once(tmp_path):
         session.load(tmp_path)
 
 
-def test_an_index_that_is_no_json_is_refused(session, tmp_path):
+@each("content", [b"[" * 10**6, b"\xff\xfe{}", b'{"format":' + b"9" * 10**5 + b"}", b"", b"\0" * 4096])
+def test_an_index_that_is_no_json_is_refused(session, tmp_path, content):
     prepared(session)
-    for content in (b"[" * 10**6, b"\xff\xfe{}", b'{"format":' + b"9" * 10**5 + b"}", b"", b"\0" * 4096):
-        (tmp_path / "session.json").write_bytes(content)
-        with refuses(hf.CheckpointError, tmp_path):
-            session.load(tmp_path)
+    (tmp_path / "session.json").write_bytes(content)
+    with refuses(hf.CheckpointError, tmp_path):
+        session.load(tmp_path)
 
 
 WRONG = {
@@ -398,11 +389,15 @@ def test_an_index_is_checked_as_a_whole_before_anything_is_replaced(session, tmp
     session.save(tmp_path)
     save, _ = save_of(tmp_path)
     learn(actor, 1)
-    for named, change in WRONG.items():
-        reseal(tmp_path, lambda _, change=change: changed(change, copy.deepcopy(save)))
+
+    @each("named, change", WRONG.items())
+    def refused(named, change):
+        reseal(tmp_path, lambda _: changed(change, copy.deepcopy(save)))
         with refuses(hf.CheckpointError, named):
             session.load(tmp_path)
-        assert actor.version == 2, named
+        assert actor.version == 2
+
+    refused()
 
 
 def changed(change, save):
@@ -498,18 +493,16 @@ def length(num_bytes):
     return num_bytes.to_bytes(8, "little")
 
 
-def test_a_damaged_file_of_weights_is_told_by_its_header(tmp_path):
-    from hfsdk.session.declare import weight_names
-
-    damaged = [
-        (length(2**62), 8), (b"", 0), (b"\x04", 1), (length(4) + b"[1] ", 12), (length(9) + b"{", 9), (length(2 * 10**8), 3 * 10**8)
-    ]  # fmt: skip
-    for content, size in damaged:
-        with (tmp_path / "model.safetensors").open("wb") as file:
-            file.write(content)
-            file.truncate(size)
-        with refuses(hf.ModelNotFoundError, "model.safetensors", "damaged"):
-            weight_names(str(tmp_path))
+@each(
+    "content, size",
+    [(length(2**62), 8), (b"", 0), (b"\x04", 1), (length(4) + b"[1] ", 12), (length(9) + b"{", 9), (length(2 * 10**8), 3 * 10**8)],
+)
+def test_a_damaged_file_of_weights_is_told_by_its_header(tmp_path, content, size):
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(content)
+        file.truncate(size)
+    with refuses(hf.ModelNotFoundError, "model.safetensors", "damaged"):
+        weight_names(str(tmp_path))
 
 
 def test_a_sample_of_two_million_tokens_makes_a_small_page():
@@ -593,10 +586,10 @@ def test_numbers_of_any_kind_are_saved_as_numbers(simulated, tmp_path):
     }  # fmt: skip
 
 
-def test_a_number_with_the_name_of_a_column_of_the_history_is_refused(simulated):
-    for name in ("branch", "kind", "parent", "line", "role", "snapshot", "algorithm", "step", "order"):
-        with refuses(hf.OptionError, "Numbers.metrics", repr(name)):
-            trained(simulated, {name: 1.0})
+@each("name", ["branch", "kind", "parent", "line", "role", "snapshot", "algorithm", "step", "order"])
+def test_a_number_with_the_name_of_a_column_of_the_history_is_refused(simulated, name):
+    with refuses(hf.OptionError, "Numbers.metrics", repr(name)):
+        trained(simulated, {name: 1.0})
 
 
 def test_what_is_no_number_is_refused(simulated):

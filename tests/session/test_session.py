@@ -11,7 +11,7 @@ import warnings
 from types import ModuleType
 
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
@@ -124,10 +124,10 @@ UNFIT = [
 ]
 
 
-def test_what_does_not_fit_is_refused_at_the_call(session, loaded):
-    for options, error, named in UNFIT:
-        with refuses(error, *named):
-            session.actor(**{"model": "tiny", **options})
+@each("options, error, named", UNFIT)
+def test_what_does_not_fit_is_refused_at_the_call(session, loaded, options, error, named):
+    with refuses(error, *named):
+        session.actor(**{"model": "tiny", **options})
     assert loaded == []
     assert session.actor("tiny").name == "actor"  # the session is usable
 
@@ -161,16 +161,22 @@ def test_models_that_cannot_run(session, tmp_path):
     assert session.critic(tmp_path).spec.head_dim == 48  # only the generating engine is picky
 
 
-def test_functions_take_completions_by_name_or_alone(session):
-    takes = [
+@pytest.mark.filterwarnings("ignore:reward goes on with")
+@each(
+    "score",
+    [
         hf.data.vader_sentiment, lambda texts: [], lambda responses, scale=1.0: [], lambda prompts, completions, **columns: [],
         lambda completions, answer: [], lambda **columns: [], lambda completions, /: [],
-    ]  # fmt: skip
-    for number, score in enumerate(takes):
-        assert session.reward(score, name=f"reward{number}").role.function is not None
-    for score in (lambda prompts: [], lambda texts, answer: [], lambda: [], lambda *, texts: [], lambda *texts: []):
-        with refuses(hf.OptionError, "takes no completions", "completions, **columns"):
-            session.reward(score)
+    ],
+)  # fmt: skip
+def test_functions_take_completions_by_name_or_alone(session, score):
+    assert session.reward(score).role.function is not None
+
+
+@each("score", [lambda prompts: [], lambda texts, answer: [], lambda: [], lambda *, texts: [], lambda *texts: []])
+def test_functions_without_completions_are_refused(session, score):
+    with refuses(hf.OptionError, "takes no completions", "completions, **columns"):
+        session.reward(score)
 
 
 def test_a_function_s_timeout_is_above_zero(session):
@@ -367,7 +373,7 @@ def test_logs_are_those_of_a_rank_and_unknown_roles_are_named(session, actor):
         session.logs("critic")
 
 
-@pytest.mark.parametrize("devices", [0, True, "two", 1.5, "ray://localhost:1"])
+@each("devices", [0, True, "two", 1.5, "ray://localhost:1"])
 def test_bad_devices(devices):
     with pytest.raises(hf.OptionError):
         hf.Session(devices)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from expect import refuses, until
+from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
@@ -436,18 +436,20 @@ def test_compare_comes_back_after_a_failure(session, prompts):
     train(session, prompts)
 
 
-def test_compare_checks_what_it_is_given(session, prompts):
-    bad = [
+@each(
+    "arguments, named",
+    [
         ({"algorithms": []}, "at least one algorithm"), ({"algorithms": hf.PPO}, "algorithms"), ({"algorithms": [hf.PPO]}, "step"),
         ({"algorithms": [hf.PPO(), hf.PPO()]}, "two of the algorithms"), ({"steps": 0}, "steps"), ({"seeds": []}, "seeds"),
         ({"seeds": [1, 1]}, "seeds"), ({"save_baseline": True}, "file"), ({"baseline": "none.json"}, "none.json"),
         ({"snapshot": "never"}, "'never'"),
-    ]  # fmt: skip
-    for arguments, named in bad:
-        given = {"algorithms": [hf.PPO()], "steps": 1, "seeds": [0], **arguments}
-        with refuses(hf.OptionError, named):
-            session.compare(given.pop("algorithms"), prompts, **given)
-        assert session.branch == "main", arguments
+    ],
+)  # fmt: skip
+def test_compare_checks_what_it_is_given(session, prompts, arguments, named):
+    given = {"algorithms": [hf.PPO()], "steps": 1, "seeds": [0], **arguments}
+    with refuses(hf.OptionError, named):
+        session.compare(given.pop("algorithms"), prompts, **given)
+    assert session.branch == "main"
 
 
 def experiment(scores, options="PPO()", steps=4, **more):

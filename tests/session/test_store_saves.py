@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core import store
@@ -214,16 +214,18 @@ def test_anothers_save_is_told_of_once(simulated, memory, monkeypatch):
     simulated.save(AT)
 
 
-def test_what_is_no_address_is_refused(simulated):
-    bad = [
+@each(
+    "address, named",
+    [
         ("s3:///", "one like"), ("simplecache::memory://x", "one like"), ("a/b://c", "one like"), ("://", "one like"),
         ("nothing://x/y", "nothing://"), ("memory://x?token=abc", "no password"), ("memory://me:abc@x/y", "no password"),
         ("memory://x/lr[1e-5]", "patterns"),
-    ]  # fmt: skip
-    for address, named in bad:
-        with refuses(hf.OptionError, named) as caught:
-            simulated.save(address)
-        assert "abc" not in str(caught.value), address
+    ],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(simulated, address, named):
+    with refuses(hf.OptionError, named) as caught:
+        simulated.save(address)
+    assert "abc" not in str(caught.value)
 
 
 def test_what_a_store_says_is_shown_without_secrets(simulated, monkeypatch):

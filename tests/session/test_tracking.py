@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from expect import refuses, until
+from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.session.tracking import Tracking
@@ -184,14 +184,14 @@ def from_mlflow(uri=None):
 
 
 READERS = {"tensorboard": from_tensorboard, "wandb": from_wandb, "mlflow": from_mlflow}
-each = pytest.mark.parametrize("name", READERS, indirect=True)
+each_tracker = pytest.mark.parametrize("name", READERS, indirect=True)
 
 
 def same(a, b):
     return a == pytest.approx(b, rel=1e-6) or (math.isnan(a) and math.isnan(b))
 
 
-@each
+@each_tracker
 def test_every_step_is_kept_with_its_samples(session, ready, name):
     run = session.train(OneCall(), ready, steps=3, track=name)
     kept = READERS[name]()
@@ -215,7 +215,7 @@ def test_every_step_is_kept_with_its_samples(session, ready, name):
     assert kept.state == ("well" if name == "tensorboard" else "finished")
 
 
-@each
+@each_tracker
 def test_a_run_that_fails_is_closed_as_failed(session, ready, runtime, name):
 
     def fail_then(row):
@@ -228,7 +228,7 @@ def test_a_run_that_fails_is_closed_as_failed(session, ready, runtime, name):
     assert (sorted(kept.rows), kept.state) == ([0], "failed")
 
 
-@each
+@each_tracker
 def test_a_run_in_the_background_is_closed_before_wait_returns(session, ready, name):
     session.train(OneCall(), ready, steps=4, track=name, wait=False).wait(60)
     assert sorted(READERS[name]().rows) == [0, 1, 2, 3]
@@ -373,15 +373,17 @@ def test_a_database_that_goes_away(session, ready, name):
         assert len(session.train(OneCall(), ready, steps=4, stop=remove, track="mlflow").rows) == 4
 
 
-def test_bad_names_are_told_before_anything_runs(session, ready):
-    bad = [
+@each(
+    "track, named",
+    [
         ("tensorbord", ["'tensorbord'", "'tensorboard', 'wandb', 'mlflow'"]),
         ("tensorboard:runs/a", ['hf.TensorBoard("folder")']),
         (["wandb", 3], [3]), (hf.TensorBoard, ["<class"]), (None, [None]),
-    ]  # fmt: skip
-    for track, named in bad:
-        with refuses(hf.OptionError, *named):
-            session.train(OneCall(), ready, steps=1, track=track)
+    ],
+)  # fmt: skip
+def test_bad_names_are_told_before_anything_runs(session, ready, track, named):
+    with refuses(hf.OptionError, *named):
+        session.train(OneCall(), ready, steps=1, track=track)
     assert session.run is None
 
 

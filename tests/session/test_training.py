@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
@@ -216,15 +216,17 @@ def test_a_run_goes_on_in_another_session_from_what_it_saved(session, ready, tmp
         assert len(other.history) == 5
 
 
-def test_bad_options_are_named(session, ready):
-    bad = [
+@each(
+    "options, named",
+    [
         ({"steps": 0}, ["steps", 0]), ({"save_every": 1}, ["folder"]), ({"save_every": -1, "folder": "x"}, ["save_every", -1]),
         ({"metrics": [3]}, ["metrics[0]=3"]), ({"prompts": [3]}, ["prompt 0", "int"]),
         ({"metrics": [lambda batch: "high"]}, ["a number"]),
-    ]  # fmt: skip
-    for options, named in bad:
-        with refuses(hf.OptionError, *named):
-            session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
+    ],
+)  # fmt: skip
+def test_bad_options_are_named(session, ready, options, named):
+    with refuses(hf.OptionError, *named):
+        session.train(**{"algorithm": OneCall(), "prompts": ready, "steps": 1, **options})
 
 
 class Falls(OneCall):
