@@ -44,6 +44,8 @@ FROM_MAKE_TEST = 0.9
 PASSED, NONE_CHOSEN = 0, 5
 """pytest's exit codes of a run in which nothing failed."""
 FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::.*?)?)(?: - .*)?$", re.MULTILINE)
+STOPPING = threading.Event()
+"""Set when this script is interrupted: a run of tests that is ended for that says nothing."""
 STALE, FAILS_ANYWAY, SURVIVED = "stale", "its tests fail without it", "SURVIVED"
 
 
@@ -159,6 +161,8 @@ class Copy:
     def _run(self, command: list[str]) -> tuple[int, str]:
         """Run a command in the copy; end whatever it leaves behind, since some mutations are leaks of processes."""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as out:
+            if STOPPING.is_set():
+                raise KeyboardInterrupt
             process = subprocess.Popen(command, cwd=self.folder, env=self.env(), stdout=out, stderr=out, start_new_session=True)
             try:
                 code = process.wait(LONGEST_S)
@@ -166,6 +170,8 @@ class Copy:
                 code = -1
             finally:
                 self.end_processes()
+            if STOPPING.is_set():
+                raise KeyboardInterrupt
             out.seek(0)
             return code, out.read()
 
@@ -229,11 +235,12 @@ def try_all(mutations: Sequence[Mutation], findings: Findings, jobs: int, whole:
     """Try each mutation in one of as many copies as there are jobs, all of the tree as it is now."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        source = ROOT
+        source, made = ROOT, []
         for number in range(jobs):
             copy = Copy(source, Path(folder).resolve() / str(number))
             copy.check()
             copies.put(copy)
+            made.append(copy)
             source = Path(folder).resolve() / "0"
 
         def one(mutation: Mutation) -> None:
@@ -245,9 +252,16 @@ def try_all(mutations: Sequence[Mutation], findings: Findings, jobs: int, whole:
             seconds = round(time.monotonic() - began, 1)
             findings.add(Finding(mutation.name, mutation.room, who, test, seconds, mutation.text))
 
-        with ThreadPoolExecutor(jobs) as pool:
+        pool = ThreadPoolExecutor(jobs)
+        try:
             for done in [pool.submit(one, mutation) for mutation in mutations]:
                 done.result()
+        finally:
+            STOPPING.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for copy in made:
+                copy.end_processes()
+            pool.shutdown()
 
 
 def told(found: Sequence[Finding], num_asked: int) -> bool:
@@ -285,6 +299,7 @@ def main() -> int:
         gone = list(stale(chosen))
         say("".join(f"stale: {m.name}: hfsdk/{m.file} does not have its line once\n" for m in gone))
         return int(bool(gone))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     findings = Findings(given.json)
     known = findings.of(chosen)
     say("".join(map(row, known)))
