@@ -95,12 +95,10 @@ class Lab:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(60)
+            self._process.wait(10)  # a kernel that is just starting keeps it from ending by itself
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        if self._reader.is_alive():
-            self._reader.join(60)
         shutil.rmtree(self._tmp, ignore_errors=True)
 
 
