@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import safe_rlhf
@@ -185,12 +185,8 @@ class TestNoPairs:
 class TestTogether:
     """Pairs stay in one micro-batch, whatever the layout, the budget of tokens and the shuffle."""
 
-    def test_pairs_stay_together(self):
-        for dp, max_tokens in product((1, 2, 3), (8, 20, 400)):
-            self.check_together(dp, max_tokens)
-
-    @staticmethod
-    def check_together(dp, max_tokens):
+    @each("dp, max_tokens", product((1, 2, 3), (8, 20, 400)))
+    def test_pairs_stay_together(self, dp, max_tokens):
         rng = np.random.default_rng(3)
         total, response = rng.integers(2, 12, 26), rng.integers(1, 8, 26)
         plans = plan_update(total, response, dp, 2, 3, max_tokens, seed=5, together=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from expect import refuses
+from expect import each, refuses
 
 from hfsdk.algorithms import filtering, groups, grpo, reinforce_pp, remax, rlmath, rloo
 from hfsdk.core.errors import ColumnError, OptionError
@@ -243,11 +243,9 @@ class TestIncreaseVariance:
                 elif low - 1e-12 <= (value := given / sum(middle)) <= high + 1e-12:
                     yield [low] * bottom + [value] * len(middle) + [high] * top
 
-    def test_no_corner_has_more_variance(self):
-        for seed in range(40):
-            self.check_corners(np.random.default_rng(seed))
-
-    def check_corners(self, rng):
+    @each("seed", range(40))
+    def test_no_corner_has_more_variance(self, seed):
+        rng = np.random.default_rng(seed)
         scores = rng.choice([-1.0, -0.5, 0.0, 0.25, 0.5, 1.0], size=rng.integers(2, 9))
         low, high = float(scores.min()) - rng.choice([0.0, 0.5]), float(scores.max()) + rng.choice([0.0, 0.5])
         found = groups.increase_variance(torch.tensor(scores), torch.zeros(len(scores)), low, high).numpy()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from expect import refuses
+from expect import each, refuses
 
 from hfsdk.algorithms import PPO, ppo
 from hfsdk.algorithms.invariants import invariants
@@ -156,12 +156,8 @@ class TestPolicyLoss:
             torch.testing.assert_close(torch.cat(parts), whole)
             assert all(m.shape == whole.shape and not m.requires_grad for m in metrics.values())
 
-    def test_point_30_aggregations_are_verls_also_in_micro_batches(self):
-        for case, aggregation in product(ORACLE["verl"], ppo.AGGREGATIONS):
-            self.check_aggregation(case, aggregation)
-
-    @staticmethod
-    def check_aggregation(case, aggregation):
+    @each("case, aggregation", product(ORACLE["verl"], ppo.AGGREGATIONS))
+    def test_point_30_aggregations_are_verls_also_in_micro_batches(self, case, aggregation):
         o, lengths = case["options"], case["lengths"]
         loss_fn = ppo.PolicyLoss(
             clip=o["clip_low"], clip_high=o["clip_high"], dual_clip=o["dual_clip"], aggregation=aggregation,

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 from brute_force import BruteForce
-from expect import refuses
+from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
@@ -53,15 +53,15 @@ def reference(train="tp1", spec=SMALL, **more):
 # -- bytes
 
 
-def test_planned_bytes_are_those_of_the_boxes():
-    adapters = (LORA, hf.LoRA(rank=5, targets=("q_proj", "down_proj")))
-    for layout, lora, (kind, dtype) in product(
-        ("tp1 dp8", "tp2 dp4", "tp8", "tp2 pp2 dp2"), adapters, (("actor", "bf16"), ("critic", "fp32"))
-    ):  # fmt: skip
-        check_bytes(Layout.parse(layout).fill(8), lora, kind, dtype)
-
-
-def check_bytes(layout, lora, kind, dtype):
+@each(
+    "layout, lora, role_and_dtype",
+    product(
+        ("tp1 dp8", "tp2 dp4", "tp8", "tp2 pp2 dp2"), (LORA, hf.LoRA(rank=5, targets=("q_proj", "down_proj"))),
+        (("actor", "bf16"), ("critic", "fp32")),
+    ),
+)  # fmt: skip
+def test_planned_bytes_are_those_of_the_boxes(layout, lora, role_and_dtype):
+    layout, (kind, dtype) = Layout.parse(layout).fill(8), role_and_dtype
     one = role(kind, train=str(layout), lora=lora, dtype=dtype)
     full, planned = role_bytes(replace(one, lora=None), 8), role_bytes(one, 8)
     head = SMALL.hidden_size if kind == "critic" and layout.pp == 1 else 0
@@ -75,12 +75,9 @@ def check_bytes(layout, lora, kind, dtype):
     assert planned.activations - full.activations == pytest.approx(2048 * SMALL.num_layers * kept * size)
 
 
-def test_the_rollout_has_a_base_of_its_own_and_slots_of_padded_rank():
-    for tp in (1, 2, 8):
-        check_slots(tp, hf.LoRA(rank=5, targets=("q_proj", "down_proj")))
-
-
-def check_slots(tp, lora):
+@each("tp", (1, 2, 8))
+def test_the_rollout_has_a_base_of_its_own_and_slots_of_padded_rank(tp):
+    lora = hf.LoRA(rank=5, targets=("q_proj", "down_proj"))
     slot = sum(box.numel for box in vllm_boxes(held_adapters(SMALL, lora), tp, 0))
     assert slot > sum(box.numel for box in vllm_boxes(role(lora=lora).learned, tp, 0))
     one = role(train=f"tp{tp}", rollout=f"tp{tp}", lora=lora)
@@ -167,12 +164,8 @@ def test_adapters_alone_are_reduced_stepped_and_saved():
     assert saved[1] / saved[0] == pytest.approx(lora.adapters.num_parameters() / full.parameters)
 
 
-def test_what_a_rollout_receives_is_what_its_plan_counts():
-    for train, rollout in (("tp1", "tp1"), ("tp4", "tp2"), ("tp2", "tp4"), ("tp2 pp2", "tp2"), ("tp4 pp2", "tp4")):
-        check_received(train, rollout)
-
-
-def check_received(train, rollout):
+@each("train, rollout", [("tp1", "tp1"), ("tp4", "tp2"), ("tp2", "tp4"), ("tp2 pp2", "tp2"), ("tp4 pp2", "tp4")])
+def test_what_a_rollout_receives_is_what_its_plan_counts(train, rollout):
     one = role(train=train, rollout=rollout)
     layout = Layout.parse(train).fill(8)
     plan = ReshardPlan.between(one.learned, layout, Layout.parse(rollout).fill(8), "bf16")
