@@ -14,15 +14,15 @@ from trainer_laws import COMPARED
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Ragged, Table
 
-LAYOUTS = {"tp1": 1, "tp2": 2, "dp2 zero": 2, "pp2": 2, "tp2 pp2": 4, "tp4 for rollout 2": 4}
+LAYOUTS = {"tp1": 1, "tp2": 2, "dp2": 2, "dp2 zero": 2, "pp2": 2, "tp2 pp2": 4, "tp4 for rollout 2": 4}
 """The last one has its tp axis permuted, and more tp ranks than two of the models have kv heads."""
 SWEEP = Sweep(
     LAYOUTS,
     {
-        **dict.fromkeys(("inference", "gradients", "saving"), tuple(LAYOUTS)),
-        "aggregations": ("tp1", "dp2 zero", "tp2 pp2"), "update": ("tp1", "dp2 zero", "tp2 pp2"), "state": ("tp2", "dp2 zero"),
-        "refusals": ("dp2 zero", "tp2 pp2"), "bf16": ("dp2 zero", "tp2 pp2"), "offload": ("tp2", "dp2 zero"),
-        "errors": ("tp1", "tp2 pp2"), "distributed": ("dp2 zero",), "recompute": ("tp2", "pp2"),
+        **dict.fromkeys(("inference", "gradients", "saving"), tuple(name for name in LAYOUTS if name != "dp2")),
+        "aggregations": ("tp1", "dp2", "dp2 zero", "tp2 pp2"), "update": ("tp1", "dp2 zero", "tp2 pp2"),
+        "state": ("tp2", "dp2", "dp2 zero"), "refusals": ("dp2 zero", "tp2 pp2"), "bf16": ("dp2 zero", "tp2 pp2"),
+        "offload": ("tp2", "dp2 zero"), "errors": ("tp1", "tp2 pp2"), "distributed": ("dp2 zero",), "recompute": ("tp2", "pp2"),
     },
     dict.fromkeys(LAYOUTS, ("untied", "qwen3 critic", "windowed mistral")),
     COMPARED,

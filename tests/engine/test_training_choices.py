@@ -15,12 +15,12 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.roles import AdamW
 from hfsdk.core.training_choices import TrainingChoices, choose_training
 
-LAYOUTS = {"tp2": 2, "dp2 zero": 2, "tp2 pp2": 4}
+LAYOUTS = {"tp2": 2, "dp2 zero": 2, "tp2 pp2": 4, "pp2 dp2": 4}
 SWEEP = Sweep(
     LAYOUTS,
     {
         **dict.fromkeys(("log_probs", "gradients", "updates"), ("dp2 zero", "tp2 pp2")),
-        "offload": ("dp2 zero",), "overlap": ("dp2 zero",), "exchange": ("tp2 pp2",), "kept": ("tp2",),
+        "offload": ("dp2 zero",), "overlap": ("dp2 zero", "pp2 dp2"), "exchange": ("tp2 pp2",), "kept": ("tp2",),
     },
     dict.fromkeys(LAYOUTS, ("untied", "qwen3 critic", "windowed mistral")),
 )  # fmt: skip

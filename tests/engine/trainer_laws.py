@@ -159,10 +159,10 @@ def check_aggregations(h):
         trainer.forward_backward(rows, h.plan(max_tokens=30)[0], loss, rows["temperature"])
         found[mode] = h.difference(trainer.gradients(), h.gradients[mode][1])
     # three times the same gradient, looked at in between: what was summed over ranks must not be summed again
-    for name in [name for name in h.models if not is_critic(name)]:
-        trainer = h.trainer(name)
+    for name in h.models:
+        trainer, temperature = h.trainer(name), 1.0 if is_critic(name) else h.rows()["temperature"]
         for look in (trainer.grad_norm, trainer.gradients, trainer.grad_norm):
-            trainer.forward_backward(h.rows(name), h.plan(max_tokens=FEW)[0], policy_loss, h.rows()["temperature"])
+            trainer.forward_backward(h.rows(name), h.plan(max_tokens=FEW)[0], loss_of(name), temperature)
             look()
         thrice = {n: 3 * g for n, g in h.gradients[name][1].items()}
         found["thrice", name] = h.difference(trainer.gradients(), thrice)
