@@ -4,8 +4,8 @@
     python scripts/covered.py compare out/covered/nightly out/covered/check [--lines] [--json FILE] [--check]
 
 A file that all processes map into their memory has one byte per statement; a hook at Python's start (a ``.pth`` file in ``.venv``
-while the command runs) writes ``hits[k] = 1`` before statement k of a module of hfsdk. coverage.py keeps its counts in each process until it ends:
-workers of Ray are killed, and would lose theirs.
+while the command runs) writes ``hits[k] = 1`` before statement k of a module of hfsdk. coverage.py keeps its counts in each process
+until it ends: workers of Ray are killed, and would lose theirs.
 
 ``compare`` prints the share of each room that the first and the second run reached. Target of ``--check``: the second reaches at
 most 3 points less of the package than the first.
@@ -29,7 +29,7 @@ AT_MOST_LESS = 3.0
 """Points of the whole package."""
 PTH = "import os; p = os.environ.get('HFSDK_COVERED'); p and exec(open(p + '/hook.py').read())\n"
 
-HOOK = '''
+HOOK = """
 def _install(folder):
     import ast, builtins, importlib.machinery, importlib.util, json, marshal, mmap, os, sys
 
@@ -86,7 +86,7 @@ def _install(folder):
     sys.meta_path.insert(0, Finder())
 
 _install(p)
-'''
+"""
 
 
 def statements(text: str) -> Iterator[int]:

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 import tiers
 
 sys.path.insert(0, str(Path(__file__).parent / "system"))
@@ -25,6 +24,7 @@ SEED = 7
 RESULTS = None
 """Where this run writes down what ended (``--results``)."""
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: several threads of each of several processes stand in each other's way
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kept sessions of tests are nobody's else
 
 OWN_SESSIONS = (
@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def group_of(nodeid):
-    """Return the group that runs in one process from its first test to its last: by shared workers, ranks or browser, else by file."""
+    """Return the group that one process runs from its first test to its last: by shared workers, ranks or browser, else by file."""
     folder, _, file = nodeid.split("::")[0].removeprefix("tests/").rpartition("/")
     room = folder.split("/")[0]
     if room == "system" and file not in OWN_SESSIONS:
@@ -201,9 +201,10 @@ def keyboard():
             while not when():
                 if ended.wait(0.02):
                     return
-            for _ in range(times):
+            for press in range(times):
+                if press:
+                    time.sleep(between_s)
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(between_s)
 
         threads.append(threading.Thread(target=wait, daemon=True))
         threads[-1].start()
@@ -211,4 +212,4 @@ def keyboard():
     yield press
     ended.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)

@@ -224,7 +224,6 @@ def imitated(system: str, folder: Path, code: str = USED) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, timeout=300)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("system", "name", "linux"), [("darwin", "macOS", "a Linux machine"), ("win32", "Windows", "WSL2")])
 def test_all_but_real_sessions_works(tmp_path, system, name, linux):
     done = imitated(system, tmp_path)

@@ -52,7 +52,6 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_opens_at_the_readme(site):
     assert "url=README.html" in (site / "index.html").read_text()
     first = re.findall(r'<img[^>]*class="(only-\w+)[^>]*src="_images/(\w+)', (site / "README.html").read_text())
@@ -60,7 +59,6 @@ def test_the_site_builds_without_a_warning_and_opens_at_the_readme(site):
     assert 'id="hfsdk.PPO"' in (site / "docs" / "api.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 def test_saved_pictures_are_alive_on_the_site_and_follow_its_theme(site):

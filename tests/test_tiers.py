@@ -55,7 +55,11 @@ def test_a_test_in_quarantine_is_nightly():
 def test_what_has_passed_is_left_out_of_a_run_that_goes_on(tmp_path):
     file = tmp_path / "results.jsonl"
     lines = ['{"test": "a", "outcome": "failed", "seconds": 1}', '{"test": "b", "outcome": "passed", "seconds": 1}']
-    again = ['{"test": "a", "outcome": "passed", "seconds": 1}', '{"test": "c", "outcome": "failed", "seconds": 1}', '{"test": "d", "ou']
+    again = [
+        '{"test": "a", "outcome": "passed", "seconds": 1}',
+        '{"test": "c", "outcome": "failed", "seconds": 1}',
+        '{"test": "d", "ou',
+    ]
     file.write_text("\n".join(lines + again))
     assert tiers.passed_in(file) == {"a", "b"}
 
@@ -69,7 +73,7 @@ def test_no_test_of_a_change_sleeps_or_reads_a_clock():
             continue
         nightly = [n for name, n in functions_of(file).items() if tiers.TIERS.tier_of(f"{file}::{name}") == "nightly"]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and node.attr in CLOCKS and ast.unparse(node.value) == "time":
-                if not any(n.lineno <= node.lineno <= n.end_lineno for n in nightly):
-                    found.append(f"{file}:{node.lineno} time.{node.attr}")
+            clock = isinstance(node, ast.Attribute) and node.attr in CLOCKS and ast.unparse(node.value) == "time"
+            if clock and not any(n.lineno <= node.lineno <= n.end_lineno for n in nightly):
+                found.append(f"{file}:{node.lineno} time.{node.attr}")
     assert not found, "\n".join(found)

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
 Requirement = pytest.importorskip("packaging.requirements").Requirement
 
 ROOT = Path(__file__).parents[1]

@@ -46,9 +46,9 @@ class Tiers:
 
 
 def _begins(nodeid: str, prefix: str) -> bool:
-    """Whole names only: ``test_a`` does not begin ``test_ab``, but ``test_a[x]``."""
+    """Whole names only (``test_a`` does not begin ``test_ab``, but ``test_a[x]``), of a parameter also a part."""
     rest = nodeid[len(prefix) :]
-    return nodeid.startswith(prefix) and (not rest or prefix.endswith("/") or rest[0] in ":[/")
+    return nodeid.startswith(prefix) and (not rest or prefix.endswith("/") or "[" in prefix or rest[0] in ":[/")
 
 
 def read(path: Path = MAP) -> Tiers:

@@ -34,7 +34,6 @@ def stages(name):
     return [*ast.literal_eval(value)]
 
 
-@pytest.mark.slow
 def test_every_stage_passes_on_the_processor(tmp_path, gpu):
     done = call("--rehearse", "--check", "--json", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +52,6 @@ def test_on_a_gpu_a_part_of_the_engine_passes(stage):
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("stage", stages("FULL"))
 def test_on_gpus_a_whole_session_passes(stage):

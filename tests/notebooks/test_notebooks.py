@@ -25,9 +25,6 @@ WITHOUT_ENGINES = "10"
 """Needs none, and is run where there is none, by ``tests/test_without_engines.py``."""
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-QUICK = ("01",)
-"""Run by `make test` too."""
-
 JOINS = ("12",)
 """Notebooks that join a Ray which runs already, and so start in a kernel that has none."""
 
@@ -86,10 +83,6 @@ class Kernel:
         self._client = None
 
 
-def case(path):
-    return pytest.param(path, marks=[pytest.mark.slow] * (not path.name.startswith(QUICK)))
-
-
 @pytest.fixture(scope="module")
 def kernel():
     made = Kernel()
@@ -97,9 +90,7 @@ def kernel():
     made.end()
 
 
-@pytest.mark.parametrize(
-    "path", [case(path) for path in NOTEBOOKS if not path.name.startswith(WITHOUT_ENGINES)], ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if not path.name.startswith(WITHOUT_ENGINES)], ids=lambda p: p.stem)
 def test_a_notebook_runs(kernel, path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if "stored" not in cell.metadata.get("tags", [])]

@@ -67,7 +67,6 @@ def test_the_first_program_prints_what_is_shown_below_it(tmp_path):
     assert shape(printed) == shape(PRINTED[0])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_program_runs_in_order(tmp_path):
     """But for the first, of which the others need the import alone, and which has its own test."""
@@ -77,7 +76,6 @@ def test_every_program_runs_in_order(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"my-model", "my-model-trained", "runs", "plan.html"}
 
 
-@pytest.mark.slow
 def test_the_program_for_a_cluster_runs(cluster, tmp_path):
     """It finds the cluster by its address in the environment, as on one of its nodes."""
     (block,) = [block for block in BLOCKS if ON_CLUSTER in block]

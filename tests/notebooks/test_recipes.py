@@ -25,8 +25,6 @@ RECIPES = {
     for title, text in SECTION.findall((ROOT / "docs" / "recipes.md").read_text())
     for number, code in enumerate(BLOCK.findall(text), start=1)
 }
-QUICK = "Own data"
-"""The recipe that `make test` runs too."""
 ALONE = "from vllm import"
 """Runs in a process of its own, as its page says."""
 
@@ -52,11 +50,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def case(name):
-    return pytest.param(name, id=name, marks=[pytest.mark.slow] * (not name.startswith(QUICK)))
-
-
-@pytest.mark.parametrize("name", [case(name) for name in RECIPES])
+@pytest.mark.parametrize("name", list(RECIPES))
 def test_a_recipe_runs(name, session, folder, monkeypatch):
     code = RECIPES[name]
     monkeypatch.chdir(folder)

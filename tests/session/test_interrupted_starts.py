@@ -28,8 +28,6 @@ from hfsdk.session import (
 from hfsdk.session.events import EventRelay
 from hfsdk.session.session_parts import parts_of
 
-pytestmark = pytest.mark.slow
-
 FILES = {module.__file__ for module in (training, running, deployment, snapshots, history_log, streams, comparing)}
 OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock, pending_save, saveable, saves)}
 

@@ -18,7 +18,6 @@ pytest.importorskip("vllm")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH"),
-    pytest.mark.slow,
     pytest.mark.timeout(400),
 ]
 

@@ -101,7 +101,6 @@ WRONG = """() => [...document.querySelectorAll('.hf-picture *')].filter((e) => [
     && /NaN|Infinity|undefined|null/.test(a.value))).map((e) => e.outerHTML.slice(0, 200))"""
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 def test_a_browser_draws_them_all(chromium: Any, tmp_path: Path) -> None:

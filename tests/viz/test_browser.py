@@ -113,7 +113,6 @@ def test_live_picture_freezes_into_the_saved_notebook(saved: tuple[harness.Lab, 
     assert "reward.compute_scores" in html
 
 
-@pytest.mark.slow
 def test_reopened_trusted_is_interactive_and_dark(saved: tuple[harness.Lab, Path], chromium: Any) -> None:
     notebook = harness.Notebook(saved[0], chromium.new_page(viewport={"width": 1300, "height": 1300}))
     try:
@@ -136,7 +135,6 @@ def test_reopened_trusted_is_interactive_and_dark(saved: tuple[harness.Lab, Path
         notebook.close()
 
 
-@pytest.mark.slow
 def test_reopened_untrusted_shows_the_static_picture(saved: tuple[harness.Lab, Path], chromium: Any) -> None:
     lab = harness.Lab(saved[1].parent)  # its own data folder: nothing is trusted there
     notebook = harness.Notebook(lab, chromium.new_page(viewport={"width": 1300, "height": 1000}))

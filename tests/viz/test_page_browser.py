@@ -198,7 +198,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pictures", "report"])
 def test_axe_finds_nothing_serious(report: Path, chromium: Any, name: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")

@@ -99,7 +99,6 @@ def title(page: Any) -> str:
     return str(page.locator(".hf-live .hf-title").inner_text())
 
 
-@pytest.mark.slow
 def test_a_drag_is_planned_anew_and_the_newest_value_wins(live: harness.Notebook) -> None:
     page = live.page
     assert "41.30 s a step" in title(page)
@@ -116,7 +115,6 @@ def test_a_drag_is_planned_anew_and_the_newest_value_wins(live: harness.Notebook
     assert "from here: split" in page.locator(".hf-live .hf-turn-name").first.text_content()
 
 
-@pytest.mark.slow
 def test_a_place_where_nothing_fits_is_told_and_the_plan_stays(live: harness.Notebook) -> None:
     page = live.page
     page.locator(".hf-live input[name=devices]").fill("0")
@@ -126,7 +124,6 @@ def test_a_place_where_nothing_fits_is_told_and_the_plan_stays(live: harness.Not
     page.wait_for_function("() => document.querySelector('.hf-live .hf-what-if-error').hidden")
 
 
-@pytest.mark.slow
 def test_menus_fix_the_placement(live: harness.Notebook) -> None:
     page = live.page
     page.locator(".hf-live select[name=placement]").select_option("standalone")
@@ -136,7 +133,6 @@ def test_menus_fix_the_placement(live: harness.Notebook) -> None:
     page.wait_for_function("() => document.querySelectorAll('.hf-live .hf-plan-pool').length === 2")
 
 
-@pytest.mark.slow
 def test_python_moves_the_sliders(live: harness.Notebook) -> None:
     page = live.page
     python(live, "what_if.set(prompts=512, devices=64) and None")
@@ -145,7 +141,6 @@ def test_python_moves_the_sliders(live: harness.Notebook) -> None:
     assert page.locator(".hf-live .hf-what-if").count() == 1, "one picture, in the place of the frozen one"
 
 
-@pytest.mark.slow
 def test_arrow_keys_move_a_slider(live: harness.Notebook) -> None:
     page = live.page
     slider = page.locator(".hf-live input[name=prompts]")
@@ -158,7 +153,6 @@ def test_arrow_keys_move_a_slider(live: harness.Notebook) -> None:
     assert page.evaluate("document.activeElement.name") == "prompts", "the focus stays on the slider"
 
 
-@pytest.mark.slow
 def test_saved_it_is_frozen_with_the_last_plan(live: harness.Notebook, lab: harness.Lab, chromium: Any, tmp_path: Path) -> None:
     drawn(live.page)
     copy_is_up_to_date(live.page)
@@ -193,7 +187,6 @@ def test_saved_it_is_frozen_with_the_last_plan(live: harness.Notebook, lab: harn
         page.close()
 
 
-@pytest.mark.slow
 def test_when_the_kernel_has_gone_it_says_so(live: harness.Notebook) -> None:
     page = live.page
     page.evaluate(f"() => {KERNEL}.restart().then(() => true)")

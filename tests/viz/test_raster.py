@@ -149,7 +149,6 @@ def page(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.mark.browser
-@pytest.mark.slow
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 @pytest.mark.usefixtures("no_fonts")
 @each("name", FULL.values())

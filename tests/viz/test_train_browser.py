@@ -19,7 +19,6 @@ pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH"),
-    pytest.mark.slow,
 ]
 
 SESSION = """

@@ -74,7 +74,6 @@ LAID_OUT = """
 
 
 @pytest.mark.browser
-@pytest.mark.slow
 @pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_jupyterlab_shows_rows_bars_and_swatches_of_cards_it_does_not_trust(chromium: Any, tmp_path: Path, dark: bool) -> None:

@@ -14,7 +14,6 @@ from tests.viz.every_picture import CARDS, EVERY
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.slow,
     pytest.mark.skipif(harness.CHROMIUM is None, reason="no chromium on the PATH"),
 ]
 
