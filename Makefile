@@ -99,10 +99,10 @@ $(DOCS_STAMP):
 	@rm -f .venv-docs/.setup-* && touch $@
 
 test: setup browser  ## laws, unit tests and a slice of real engines (at most six minutes on two cores); make test ARGS="-k layout"
-	@$(BIN)/python -m pytest -n 2 --tier test $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --tier=test $(ARGS)
 
 check: setup browser  ## what a change is judged by: laws, units, engines, one live system (at most twenty minutes on two cores)
-	@$(BIN)/python -m pytest -n 2 --tier check $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --tier=check $(ARGS)
 
 nightly: setup browser  ## everything else, kills and mutations (at most 75 minutes); goes on where it was interrupted
 	@$(BIN)/python scripts/nightly.py $(ARGS)

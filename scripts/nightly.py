@@ -42,7 +42,7 @@ def run_tests(name: str) -> list[dict[str, Any]]:
     from tiers import results_in
 
     results = OUT / f"{name}-tests.jsonl"
-    command = [sys.executable, "-m", "pytest", "-n", "2", "--tier", "nightly", "--results", str(results), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--tier=nightly", f"--results={results}", "-p", "no:cacheprovider"]
     subprocess.run(command, cwd=ROOT, check=False)
     return list({line["test"]: line for line in results_in(results)}.values())
 
