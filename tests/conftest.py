@@ -29,9 +29,12 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kep
 
 OWN_SESSIONS = (
     "test_system_kept.py",
+    "test_system_kept_kernels.py",
     "test_system_remote.py",
     "test_system_nodes.py",
     "test_system_node_gone.py",
+    "test_system_gpus.py",
+    "test_system_network.py",
 )
 """Files of system tests whose sessions are in processes of their own: they share no workers with others."""
 LONG_FIRST = ("workers", "engine", "viz")
