@@ -132,7 +132,7 @@ class Copy:
         """Run tests until the first fails; return its id (none where pytest cannot name one), or ``None`` where all pass."""
         self._results.parent.mkdir(exist_ok=True)
         chosen = ["-n", "2"] if whole else ["-n", "0", *arguments]
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tier", tier, *chosen]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--tier={tier}", *chosen]
         code, out = self._run([*command, "--results", str(self._results)])
         if code in (PASSED, NONE_CHOSEN):
             return None
