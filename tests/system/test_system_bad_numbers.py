@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from expect import refuses
 from first_bad_helpers import again, search
 
 import hfsdk as hf
@@ -18,7 +19,7 @@ def test_a_nan_reward_is_named_with_its_sample(planted):
     bad = search(found)
     assert (bad.kind, bad.call, bad.sample, bad.step) == ("reward", "reward.compute_scores", SAMPLE, found.run.rows[-1]["step"] + 1)
     assert "nan_where_marked returned nan" in bad.verdict
-    with pytest.raises(hf.RewardFunctionError, match=f"sample {SAMPLE}"):
+    with refuses(hf.RewardFunctionError, f"sample {SAMPLE}"):
         again(found, bad)
 
 
@@ -49,7 +50,7 @@ def test_a_loss_that_divides_by_zero_is_named_with_mini_batch_and_sample(planted
     assert bad.mini_batch == found.updates % 2, "the optimizer steps that were taken before it was refused"
     assert math.isnan(bad.value)
     assert np.isnan(bad.around["token_loss"]).all()
-    with pytest.raises(hf.NonFiniteLossError, match=rf"samples \[{SAMPLE}\]"):
+    with refuses(hf.NonFiniteLossError, f"samples [{SAMPLE}]"):
         again(found, bad)
 
 
@@ -68,7 +69,7 @@ def test_a_healthy_run_has_none_and_a_step_of_it_neither(planted):
     assert len(found.run.rows) == 4
     assert found.run.first_bad() is None
     assert found.run.first_bad(found.run.rows[-1]["step"]) is None
-    with pytest.raises(hf.OptionError, match="the run has no step 10000; it has steps"):
+    with refuses(hf.OptionError, 10000):
         found.run.first_bad(10_000)
     branch = found.session.branch
     assert found.run.first_bad(found.run.rows[-1]["step"], stay=True) is None
