@@ -23,13 +23,14 @@ LOCK := requirements/cpu.lock
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 # Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. uv takes half of pip's seconds;
-# it is told pip's own places, since only pip reads them, and where it fails pip does it. Files are compiled when they are first
-# imported: of 32,000 that are installed the engines import 6,000.
+# it is told pip's own places, since only pip reads them, and where it fails pip does it. Half of the 32,000 files are compiled, on all
+# cores: nothing here imports the others (UNUSED), and Python would compile what it needs of them itself.
 INSTALL := $(PIP) install --no-compile --no-deps --only-binary :all: --require-hashes
 PLACES = $$($(BIN)/python -m pip config list 2>/dev/null | sed -n "s/^[^=]*\.\(index-url\|extra-index-url\|find-links\)='\(.*\)'$$/\1 \2/p" \
 	| while read -r option places; do for place in $$places; do printf -- '--%s %s ' $$option $$place; done; done)
 UV_INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --only-binary :all: --require-hashes \
 	--index-strategy unsafe-best-match $(PLACES)
+UNUSED := /(tests?|anthropic|mlflow|wandb|networkx|sqlalchemy|numba|debugpy|pip|mypy|fontTools|ray/(rllib|tune|train|serve|data)|transformers/models/(?!auto|llama|mistral|qwen)[^/]*)/
 hash = $(shell (sha256sum $(1) 2>/dev/null || shasum -a 256 $(1)) | cut -c1-12)
 STAMP := .venv/.setup-$(call hash,$(LOCK))
 DOCS_STAMP := .venv-docs/.setup-$(call hash,requirements/docs.lock)
@@ -62,8 +63,8 @@ endif
 	@$(UV_INSTALL) -r .venv/without-torch.txt 2>/dev/null || $(INSTALL) -r $(LOCK)
 	@rm .venv/without-torch.txt
 	@$(PIP) install --no-deps --no-build-isolation --no-index -e .
-	@echo "compiling what the engines import, and preparing the models"
-	@$(BIN)/python -W ignore -c 'from hfsdk.engine.worker import engines; engines.import_engines()' >/dev/null 2>&1 & \
+	@echo "compiling, and preparing the models"
+	@$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' .venv/lib hfsdk >/dev/null 2>&1 & \
 	$(BIN)/python -m hfsdk.assets prepare \
 		|| echo "Setup goes on: what is missing is fetched when it is first asked for, or by .venv/bin/python -m hfsdk.assets prepare"; \
 	wait
