@@ -23,8 +23,8 @@ LOCK := requirements/cpu.lock
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 # Wheels alone, each with a hash that its lock names: nothing of a package runs before it was compared. uv takes half of pip's seconds;
-# it is told pip's own places, since only pip reads them, and where it fails pip does it. Half of the 32,000 files are compiled, on all
-# cores: nothing here imports the others (UNUSED), and Python would compile what it needs of them itself.
+# it is told pip's own places, since only pip reads them, all of one rank as with pip (the hashes decide), and where it fails pip does
+# it. Half of the 32,000 files are compiled, on all cores: the quickstart and the engines need none of the others (UNUSED).
 INSTALL := $(PIP) install --no-compile --no-deps --only-binary :all: --require-hashes
 PLACES = $$($(BIN)/python -m pip config list 2>/dev/null | sed -n "s/^[^=]*\.\(index-url\|extra-index-url\|find-links\)='\(.*\)'$$/\1 \2/p" \
 	| while read -r option places; do for place in $$places; do printf -- '--%s %s ' $$option $$place; done; done)

@@ -133,7 +133,7 @@ class Copy:
         self._results.parent.mkdir(exist_ok=True)
         chosen = ["-n", "2"] if whole else ["-n", "0", *arguments]
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--tier={tier}", *chosen]
-        code, out = self._run([*command, "--results", str(self._results)])
+        code, out = self._run([*command, f"--results={self._results}"])
         if code in (PASSED, NONE_CHOSEN):
             return None
         return [FAILED_LINE.findall(out)[0]] if FAILED_LINE.search(out) else []

@@ -53,9 +53,9 @@ def _begins(nodeid: str, prefix: str) -> bool:
 
 def read(path: Path = MAP) -> Tiers:
     """Read the map."""
-    read = tomllib.loads(path.read_text(encoding="utf-8"))
-    by_prefix = {f"tests/{prefix}": tier for tier in NAMES for prefix in read[tier]["tests"]}
-    return Tiers(by_prefix, tuple(f"tests/{prefix}" for prefix in read["slice"]["tests"]))
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    by_prefix = {f"tests/{prefix}": tier for tier in NAMES for prefix in tables[tier]["tests"]}
+    return Tiers(by_prefix, tuple(f"tests/{prefix}" for prefix in tables["slice"]["tests"]))
 
 
 TIERS = read()
