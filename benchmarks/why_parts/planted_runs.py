@@ -54,11 +54,17 @@ def is_scaled(out, b):
     return each * (1 + 1e6 * b.expand("any_marked")), metrics
 
 
+def bursts_late(out, b):
+    each, metrics = ppo.PolicyLoss()(out, b)
+    has_learned = (out.log_probs - b["old_log_probs"]).abs().mean() > 1e-6  # so not in the update's first mini-batch
+    return each * (1 + 1e6 * b.expand("any_marked") * has_learned), metrics
+
+
 def any_marked(table):
     return {"any_marked": np.full(table.num_rows, max(table["marked"]), np.float32)}
 
 
-LOSSES = {"loss": divides_by_zero, "burst": bursts, "scale": is_scaled}
+LOSSES = {"loss": divides_by_zero, "burst": bursts, "scale": is_scaled, "late": bursts_late}
 
 
 def set_inf(rank, name):
@@ -95,7 +101,7 @@ class Planted:
             batch = batch.map(explode, reads=["advantages", "marked"], writes=["advantages"])
         critic = models.critic.update(batch, ppo.ValueLoss(), mini_batches=2)
         loss = LOSSES.get(self.what, ppo.PolicyLoss())
-        if self.what == "scale":
+        if self.what in ("scale", "late"):
             batch = batch.map(any_marked, reads=["marked"], writes=["any_marked"])
         actor = models.actor.update(batch, loss, mini_batches=2)
         return Step(batch, critic, actor)

@@ -31,6 +31,7 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.text import listed
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls import rank_questions
 from hfsdk.engine.calls.host_memory import check_room
 from hfsdk.models import ModelHandle
@@ -134,13 +135,15 @@ class FirstBadSearch:
             "the session is where it was" if here is not None
             else f"the session is at the run's snapshot {snapshot.name!r}, on a new branch"
         )  # fmt: skip
-        counters = parts.context.counters.all()
+        counters, last = parts.context.counters.all(), parts.client.last_call
         try:
             yield left
         finally:
             if not parts.client.closed:
                 parts.client.drain()
                 parts.client.send(m.Overlook())
+                steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
+                parts.client.send(m.InRow(steps))  # what was done again is no update by hand in the history
                 if here is not None:
                     parts.snapshots.resume(here)
                     parts.context.counters.replace(counters)
@@ -177,7 +180,6 @@ class FirstBadSearch:
                 tape.error = _first(error)
         calls = [call.call_id for call in tape.calls]
         parts.client.settle(calls)
-        parts.client.send(m.InRow(tuple(calls)))  # none of them is an update by hand in the history
         parts.client.send(m.Overlook())
         parts.context.counters.next(STEPS)
         return tape

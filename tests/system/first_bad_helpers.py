@@ -27,7 +27,8 @@ def search(found, roles=("actor", "critic")):
     before = where(found.session, [getattr(found, role) for role in roles])
     bad = found.run.first_bad()
     after = where(found.session, [getattr(found, role) for role in roles])
-    assert {name: (before[name], value) for name, value in after.items() if value != before[name]} == {}
+    differs = {name: (before[name], value) for name, value in after.items() if value != before[name]}
+    assert not differs, differs
     assert bad.left.startswith("the session is where it was")
     return bad
 

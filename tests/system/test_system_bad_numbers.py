@@ -63,6 +63,16 @@ def test_a_loss_that_jumps_is_found_in_its_mini_batch(planted, what, kind, sampl
     assert bad.step == found.run.rows[3]["step"]
 
 
+def test_a_jump_in_the_second_mini_batch_is_looked_for_by_steps_that_no_history_tells(planted):
+    found = planted("late", 3)
+    rows = len(found.session.history)
+    bad = search(found)
+    assert (bad.kind, bad.call, bad.mini_batch) == ("update", "actor.update", 1)
+    assert len(found.session.history) == rows
+    assert found.run.first_bad(stay=True).mini_batch == 1
+    assert len(found.session.history) == rows
+
+
 def test_a_healthy_run_has_none_and_a_step_of_it_neither(planted):
     found = planted("", 2)
     assert found.run.warnings == []
