@@ -1,10 +1,11 @@
 """Breaks the product in more than a hundred places, one at a time, and asks whether the tests notice.
 
 Each mutation (``mutations.toml``) changes a line or a few in a copy of the tree and runs the tests that should fail of it: those of
-``make test`` first, then those of ``make check``. The file of a test that fails is run again without the mutation, since one that
-fails by itself kills nothing. Run it by hand, it takes an hour or two::
+``make test`` first, then those of ``make check``. The file of a test that fails is run without any mutation too (once), since one
+that fails by itself kills nothing::
 
-    python scripts/mutate.py -j 2 --json out/mutations.json     # goes on where it was stopped
+    python scripts/mutate.py -j 2 --json out/mutations.json     # all, an hour or two; goes on where it was stopped
+    python scripts/mutate.py -j 2 --json FILE --minutes 30      # a share: those first that FILE knows least lately
     python scripts/mutate.py --only "KL" --whole                # all of `make test` and `make check` where the named tests pass
     python scripts/mutate.py --stale                            # only see whether every line is still there
     python scripts/mutate.py --check                            # exit 1 where too little is killed, or a line is gone
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import queue
 import re
@@ -92,6 +94,9 @@ class Finding:
     """The test that failed first."""
     seconds: float
     text: str
+    """Of the entry, :attr:`Mutation.text`."""
+    when: float = 0.0
+    """Seconds since the epoch."""
 
     @property
     def killed(self) -> bool:
@@ -107,8 +112,9 @@ def entries(path: Path = ENTRIES) -> tuple[Mutation, ...]:
 class Copy:
     """A copy of the tree whose tests import the copy, in this process's stead and in all that they start."""
 
-    def __init__(self, source: Path, folder: Path) -> None:
+    def __init__(self, source: Path, folder: Path, passing: set[tuple[str, ...]]) -> None:
         self.folder = folder
+        self._passing = passing
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True, dirs_exist_ok=True)
         self._results = folder / "out" / "mutation.jsonl"
 
@@ -154,9 +160,16 @@ class Copy:
                 test = "".join(failing)
                 self._results.unlink(missing_ok=True)
                 again = [one.partition("::")[0] for one in failing]  # the whole file: a test may fail after others alone
-                fails_anyway = self.failing(again or arguments, tier, whole=all_tests and not again) is not None
-                return (FAILS_ANYWAY, test) if fails_anyway else (f"make {tier}", test)
+                passes = self._passes(again or arguments, tier, whole=all_tests and not again)
+                return (f"make {tier}" if passes else FAILS_ANYWAY, test)
         return SURVIVED, ""
+
+    def _passes(self, arguments: Sequence[str], tier: str, *, whole: bool) -> bool:
+        """Whether tests pass without a mutation; those of which any copy has seen it are not run again."""
+        known = (tier, *arguments, *["whole"] * whole)
+        if known not in self._passing and self.failing(arguments, tier, whole=whole) is None:
+            self._passing.add(known)
+        return known in self._passing
 
     def _run(self, command: list[str]) -> tuple[int, str]:
         """Run a command in the copy; end whatever it leaves behind, since some mutations are leaks of processes."""
@@ -210,9 +223,15 @@ class Findings:
                 part.replace(self._path)
             say(row(finding))
 
-    def now(self, mutations: Sequence[Mutation]) -> list[Finding]:
-        """Return all that is known of mutations, stale ones as well."""
-        return [self._by_name[m.name] for m in mutations if m.name in self._by_name]
+    def now(self, mutations: Sequence[Mutation], since: float = 0.0) -> list[Finding]:
+        """Return all that was found of mutations from a time on, stale ones as well."""
+        found = [self._by_name[m.name] for m in mutations if m.name in self._by_name]
+        return [one for one in found if one.when >= since]
+
+    def oldest_first(self, mutations: Sequence[Mutation]) -> list[Mutation]:
+        """Return mutations in the order of when they were tried last, those first of which nothing is known."""
+        when = {one.name: one.when for one in self.of(mutations)}
+        return sorted(mutations, key=lambda m: when.get(m.name, 0.0))
 
 
 def say(text: str) -> None:
@@ -231,26 +250,28 @@ def stale(mutations: Sequence[Mutation]) -> Iterator[Mutation]:
     return (m for m in mutations if m.is_stale(ROOT / "hfsdk"))
 
 
-def try_all(mutations: Sequence[Mutation], findings: Findings, jobs: int, whole: bool) -> None:
-    """Try each mutation in one of as many copies as there are jobs, all of the tree as it is now."""
+def try_all(mutations: Sequence[Mutation], findings: Findings, jobs: int, whole: bool, until: float) -> None:
+    """Try each mutation in one of as many copies as there are jobs, all of the tree as it is now; begin none after ``until``."""
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        source, made = ROOT, []
+        source, made, passing = ROOT, [], set[tuple[str, ...]]()
         for number in range(jobs):
-            copy = Copy(source, Path(folder).resolve() / str(number))
+            copy = Copy(source, Path(folder).resolve() / str(number), passing)
             copy.check()
             copies.put(copy)
             made.append(copy)
             source = Path(folder).resolve() / "0"
 
         def one(mutation: Mutation) -> None:
+            if time.time() > until:
+                return
             copy, began = copies.get(), time.monotonic()
             try:
                 who, test = (STALE, "") if mutation.is_stale(copy.folder / "hfsdk") else copy.tried(mutation, whole)
             finally:
                 copies.put(copy)
             seconds = round(time.monotonic() - began, 1)
-            findings.add(Finding(mutation.name, mutation.room, who, test, seconds, mutation.text))
+            findings.add(Finding(mutation.name, mutation.room, who, test, seconds, mutation.text, time.time()))
 
         pool = ThreadPoolExecutor(jobs)
         try:
@@ -264,7 +285,7 @@ def try_all(mutations: Sequence[Mutation], findings: Findings, jobs: int, whole:
             pool.shutdown()
 
 
-def told(found: Sequence[Finding], num_asked: int) -> bool:
+def told(found: Sequence[Finding], num_asked: int, from_make_test: float = FROM_MAKE_TEST) -> bool:
     """Say how many were killed, by what, and which were not; return whether that is enough."""
     killed = [one for one in found if one.killed]
     fast = sum(one.who == "make test" for one in killed)
@@ -272,7 +293,7 @@ def told(found: Sequence[Finding], num_asked: int) -> bool:
     for one in found:
         if not one.killed:
             say(f"not killed: {one.name}: {one.who} {one.test}\n")
-    return len(killed) == num_asked and fast >= FROM_MAKE_TEST * num_asked
+    return len(killed) == num_asked and fast >= from_make_test * num_asked
 
 
 def main() -> int:
@@ -289,6 +310,9 @@ def main() -> int:
         "--check", action="store_true", help="exit 1 where one survives, or `make test` kills fewer than nine of ten"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write down what is found, and go on from what is there")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="begin none after so many, and try again what is known, the oldest first"
+    )
     parser.add_argument("--entries", type=Path, default=ENTRIES, metavar="FILE", help="read mutations from elsewhere")
     given = parser.parse_args()
     chosen = [m for m in entries(given.entries) if not given.only or any(word in m.name or word in m.file for word in given.only)]
@@ -300,12 +324,15 @@ def main() -> int:
         say("".join(f"stale: {m.name}: hfsdk/{m.file} does not have its line once\n" for m in gone))
         return int(bool(gone))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    findings = Findings(given.json)
+    findings, began = Findings(given.json), time.time()
+    if given.minutes is not None:
+        try_all(findings.oldest_first(chosen), findings, given.jobs, given.whole, began + 60 * given.minutes)
+        tried = findings.now(chosen, since=began)
+        return int(not told(tried, len(tried), 0.0) and given.check)  # of a share the quick ones may be fewer
     known = findings.of(chosen)
     say("".join(map(row, known)))
-    try_all([m for m in chosen if m.name not in {one.name for one in known}], findings, given.jobs, given.whole)
-    enough = told(findings.now(chosen), len(chosen))
-    return int(given.check and not enough)
+    try_all([m for m in chosen if m.name not in {one.name for one in known}], findings, given.jobs, given.whole, math.inf)
+    return int(not told(findings.now(chosen), len(chosen)) and given.check)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,15 @@ def test_what_was_found_is_kept_while_the_entry_is_the_same(mutate, tmp_path, ca
     assert "make test" in capsys.readouterr().out
 
 
+def test_a_share_begins_with_what_was_tried_longest_ago(mutate, tmp_path, capsys):
+    three = [mutate.Mutation(name=name, file="core/x.py", old="1", new="2", tests="") for name in "abc"]
+    findings = mutate.Findings(tmp_path / "found.json")
+    for mutation, when in ((three[0], 20.0), (three[1], 10.0)):
+        findings.add(mutate.Finding(mutation.name, "core", "make test", "", 1.0, mutation.text, when))
+    assert [m.name for m in findings.oldest_first(three)] == ["c", "b", "a"]
+    assert [one.name for one in findings.now(three, since=15.0)] == ["a"]
+
+
 def test_one_survivor_or_too_few_in_make_test_is_not_enough(mutate, capsys):
     def found(*who):
         return [mutate.Finding(str(k), "core", w, "", 1.0, "") for k, w in enumerate(who)]
