@@ -4,8 +4,8 @@
     python scripts/nightly.py --only tests    # or fire, mutations
 
 What ended stands under ``out/nightly/`` by commit: a test that passed is not run again for the same commit. Of the mutations a
-night tries a share, those that were tried longest ago (``out/nightly/mutations.json``). At the end it prints what failed and what took
-longest, writes ``out/nightly/COMMIT.json``, and exits 1 if anything failed. Target: at most 75 minutes on two quiet cores.
+night tries a share, those that were tried longest ago (``out/nightly/mutations.json``). At the end it prints what failed and what
+took longest, writes ``out/nightly/COMMIT.json``, and exits 1 if anything failed. Target: at most 75 minutes on two quiet cores.
 """
 
 from __future__ import annotations
