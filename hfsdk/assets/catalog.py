@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.assets import smollm2
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import ModelNotFoundError
+from hfsdk.core.untrusted import file_names, shown_text
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
 
@@ -51,9 +53,14 @@ def model_folder(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name.lower() in MODELS:
         return checked(MODELS[name.lower()].prepare(), asked=name)
-    path = Path(name).expanduser()
-    if path.exists():
-        return checked(path.resolve(), asked=name)
+    try:
+        path = Path(name).expanduser()
+        found = path.resolve() if path.exists() else None
+    except (OSError, RuntimeError) as error:  # too long, a loop of links, no such user
+        reason = getattr(error, "strerror", None) or error
+        raise ModelNotFoundError(f"asked for the model {shown(name)}, which is no folder: {reason}. {_what_exists()}") from None
+    if found is not None:
+        return checked(found, asked=name)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return checked(_from_hub(name), asked=name)
     raise ModelNotFoundError(f"asked for the model {name!r}; there is no such folder. {_what_exists()}")
@@ -67,7 +74,7 @@ def checked(folder: Path, asked: str) -> Path:
     """
     if not folder.is_dir():
         raise ModelNotFoundError(f"asked for the model {asked!r}; {folder} is not a folder. {_what_exists()}")
-    held = sorted(path.name for path in folder.iterdir())
+    held = file_names(folder)
     if "adapter_config.json" in held and "config.json" not in held:
         raise ModelNotFoundError(
             f"asked for the model {asked!r}; {folder} has adapters of one, and not its weights. Declare the model that they stand "
@@ -112,4 +119,5 @@ def _what_exists() -> str:
 def _brief(names: list[str]) -> str:
     if not names:
         return "it is empty"
-    return "it has " + ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    listed = ", ".join(shown_text(name, 60) for name in names[:6])
+    return f"it has {listed}" + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -1,37 +1,77 @@
-"""Loading from a model's folder with transformers, which would run a folder's own code where one says yes to it."""
+"""Loading from a model's folder with transformers: from a copy of the files that were checked, and without the folder's own code.
+
+transformers opens files by their names, follows links, waits at a named pipe, and would run a folder's code where one says yes.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
+from hfsdk.core.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, unreadable
+from hfsdk.core.untrusted import has_file, private_copy, read_json, shown_reason
+
+CONFIG = "config.json"
 
 
-def load_tokenizer(folder: str | Path, **options: Any) -> Any:
+def load_tokenizer(folder: str | Path) -> Any:
     """Return transformers' tokenizer of a model folder; no code that lies in the folder is run, and nobody is asked to.
-
-    ``options`` are those of ``AutoTokenizer.from_pretrained``.
 
     Raises:
         UnsupportedModelError: the tokenizer is code of the folder's own.
+        ModelNotFoundError: the folder has no tokenizer, or one that cannot be read.
         ImportError: transformers is not installed.
-        OSError, ValueError: the folder has no tokenizer that transformers reads.
     """
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **options)
-    except ValueError as error:
-        named = [name for name in ("tokenizer_config.json", "config.json") if _names_code(Path(folder) / name)]
-        if not named:
+    if not has_tokenizer(folder):
+        raise no_tokenizer(folder)
+    named = [name for name in (TOKENIZER_CONFIG, CONFIG) if has_file(folder, name) and "auto_map" in read_json(folder, name)]
+    with private_copy(folder, (CONFIG, *TOKENIZER_FILES)) as copy:
+        try:
+            found = AutoTokenizer.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
+        except HfsdkError:
             raise
-        raise UnsupportedModelError(
-            f"the tokenizer of {folder} is code of the folder's own (auto_map in {' and '.join(named)}), and hfsdk runs no code "
-            "of a model folder. Use a folder whose tokenizer is a tokenizer.json; save_pretrained of a fast tokenizer writes one."
-        ) from error
+        except BaseException as error:  # transformers does not look at what it reads, and Rust's panics are no Exception
+            if named and isinstance(error, ValueError):
+                raise UnsupportedModelError(
+                    f"the tokenizer of {folder} is code of the folder's own (auto_map in {' and '.join(named)}), and hfsdk runs no "
+                    "code of a model folder. Use a folder whose tokenizer is a tokenizer.json; save_pretrained of a fast tokenizer "
+                    "writes one."
+                ) from error
+            raise unreadable(folder, "tokenizer*", error) from None
+    found.name_or_path = str(folder)
+    return found
 
 
-def _names_code(path: Path) -> bool:
-    return path.is_file() and "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+def load_config(folder: str | Path) -> Any:
+    """Return transformers' configuration of a model folder.
+
+    Raises:
+        UnsupportedModelError: transformers does not take it.
+        ModelNotFoundError: it cannot be read.
+        ImportError: transformers is not installed.
+    """
+    from transformers import AutoConfig
+
+    with private_copy(folder, [CONFIG]) as copy:
+        try:
+            return AutoConfig.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # whatever is in the file, transformers does not look at it first
+            raise not_taken(folder, "transformers", error) from error
+
+
+def not_taken(folder: str | Path, library: str, error: Exception) -> UnsupportedModelError:
+    """Return what to raise where a library does not take a model's configuration."""
+    return UnsupportedModelError(
+        f"{library} does not take {folder}/{CONFIG}: {shown_reason(error)}. Mend it, or use another model."
+    )
+
+
+def no_tokenizer(folder: str | Path) -> ModelNotFoundError:
+    """Return what to raise where a folder has none."""
+    return ModelNotFoundError(
+        f"{folder} has no tokenizer (tokenizer.json); texts need one. Save it beside the weights with "
+        "tokenizer.save_pretrained(folder), or give prompts as token ids."
+    )

@@ -21,6 +21,9 @@ HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
 
+MOST_LAYERS = 10_000
+"""Of a model whose folder is read; for each of them lists of weights are made."""
+
 NEUTRAL: dict[str, tuple[Any, str]] = {
     "partial_rotary_factor": (1, "rotary positions over the whole head"),
     "rotary_pct": (1, "rotary positions over the whole head"),
@@ -55,16 +58,30 @@ def require(condition: bool, name: str, has: str, runs: str) -> None:
         raise UnsupportedModelError(f"{name} has {has}; hfsdk runs {runs}. Use another model.")
 
 
-def size_of(config: Mapping[str, Any], name: str, key: str) -> int:
-    """Return one size of a config, which is a whole number above 0.
+def size_of(config: Mapping[str, Any], name: str, key: str, most: int = 10**9) -> int:
+    """Return one size of a config, which is a whole number above 0 and of at most ``most``.
 
     Raises:
         UnsupportedModelError: it is missing, or another thing.
     """
     size: Any = config.get(key)
-    if not is_whole(size) or not 0 < size <= 10**9:
-        raise UnsupportedModelError(f"the config of {name} has {key}={shown(size)}; a whole number above 0 is needed. Mend it.")
+    if not is_whole(size) or not 0 < size <= most:
+        raise UnsupportedModelError(
+            f"the config of {name} has {key}={shown(size)}; a whole number from 1 to {most:,} is needed. Mend it."
+        )
     return int(size)
+
+
+def flag_of(config: Mapping[str, Any], name: str, key: str, default: bool = False) -> bool:
+    """Return whether a config says yes to something; null is no.
+
+    Raises:
+        UnsupportedModelError: it is neither yes nor no: the text "false" is true to one reader and false to another.
+    """
+    flag: Any = config.get(key, default)
+    if flag not in (None, True, False):
+        raise UnsupportedModelError(f"the config of {name} has {key}={shown(flag)}; true or false is needed. Mend it.")
+    return bool(flag)
 
 
 def family_of(config: Mapping[str, Any], name: str) -> str:
@@ -104,13 +121,13 @@ def biases_of(config: Mapping[str, Any], family: str, name: str) -> tuple[bool, 
     Raises:
         UnsupportedModelError: the family has none in one of the engines, or only some of them are asked for.
     """
-    attention, mlp = (bool(config.get(key, False)) for key in ("attention_bias", "mlp_bias"))
+    attention, mlp = (flag_of(config, name, key) for key in ("attention_bias", "mlp_bias"))
     if family != "llama":
         require(not attention, name, "attention_bias=true", f"attention_bias=false with {family}")
         require(not mlp, name, "mlp_bias=true", f"mlp_bias=false with {family}")
     if family not in ("qwen2", "qwen3"):  # which vLLM runs by the code of its Llama: that has more names for biases
-        require(not config.get("bias", False), name, "bias=true", "biases that are named attention_bias and mlp_bias")
-        alike = bool(config.get("qkv_bias", attention)) == attention
+        require(not flag_of(config, name, "bias"), name, "bias=true", "biases that are named attention_bias and mlp_bias")
+        alike = flag_of(config, name, "qkv_bias", attention) == attention
         require(alike, name, f"qkv_bias={shown(config.get('qkv_bias'))}", "attention_bias for all four of its layers")
     return attention, mlp
 
@@ -125,7 +142,7 @@ def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
     """
     layers = config.get("layer_types") or []
     whole = isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
-    windowed = config.get("use_sliding_window", False) or not whole
+    windowed = flag_of(config, name, "use_sliding_window") or not whole
     require(not windowed, name, "layers with a sliding window", "attention over the whole text")
     if family in ("qwen2", "qwen3"):  # there use_sliding_window decides
         return None

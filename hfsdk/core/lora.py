@@ -7,17 +7,18 @@ Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
 from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, checked, shown
-from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 from hfsdk.core.experts import refuse_experts
 from hfsdk.core.field_texts import documented
+from hfsdk.core.hf_config import flag_of
 from hfsdk.core.spec import ModelSpec
+from hfsdk.core.untrusted import has_file, read_json
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 """The linear layers of attention and MLP, as files name them; models whose files fuse some have the fused ones."""
@@ -25,6 +26,8 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_
 A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of an adapter's two tensors, as peft writes them."""
 
+PEFT = "base_model.model."
+"""What peft puts before the name of an adapter's tensor."""
 
 BESIDE, SLOTS = 1, 2
 """The rollout's slot for the adapters of a snapshot, the role's own being in slot 0; and how many it has."""
@@ -83,22 +86,27 @@ class LoRA(NamedFields):
         Raises:
             ModelNotFoundError: it has none, or of a kind that hfsdk does not train.
         """
-        path = Path(folder) / ADAPTER_CONFIG
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-            rank, alpha, targets = config["r"], config["lora_alpha"], config["target_modules"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        if not has_file(folder, ADAPTER_CONFIG):
             raise ModelNotFoundError(
-                f"{shown(str(folder))} has no {ADAPTER_CONFIG} that says what its adapters are ({type(error).__name__}); give the "
-                "folder that peft's save_pretrained, or actor.save_pretrained, wrote"
-            ) from error
+                f"{shown(str(folder))} has no {ADAPTER_CONFIG} that says what its adapters are; give the folder that peft's "
+                "save_pretrained, or actor.save_pretrained, wrote"
+            )
+        config, path = read_json(folder, ADAPTER_CONFIG), Path(folder) / ADAPTER_CONFIG
+        rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
+        listed = [targets] if isinstance(targets, str) else targets
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            raise ModelNotFoundError(f"{path} has target_modules={shown(targets)}; a list of names of layers is needed. Mend it.")
         odd = [name for name, plain in PLAIN.items() if config.get(name) not in (None, False, plain, [], {})]
         if config.get("peft_type", "LORA") != "LORA" or odd:
-            raise ModelNotFoundError(f"{path} asks for {', '.join(odd) or config['peft_type']}, which hfsdk's adapters do not have")
-        named = targets if isinstance(targets, str) else tuple(dict.fromkeys(name.rsplit(".", 1)[-1] for name in targets))
+            asked = ", ".join(odd) or shown(config["peft_type"])
+            raise ModelNotFoundError(f"{path} asks for {asked}, which hfsdk's adapters do not have")
+        named = targets if isinstance(targets, str) else tuple(dict.fromkeys(name.rsplit(".", 1)[-1] for name in listed))
         every = named == "all-linear" or set(named) >= set(LINEARS) - {"qkv_proj", "gate_up_proj"}
-        stabilised = bool(config.get("use_rslora"))
-        return cls(rank=rank, alpha=float(alpha), targets="linear" if every else named, rank_stabilised=stabilised)
+        try:
+            stabilised = flag_of(config, str(path), "use_rslora")
+            return cls(rank=rank, alpha=alpha, targets="linear" if every else named, rank_stabilised=stabilised)  # type: ignore[arg-type]
+        except (OptionError, UnsupportedModelError) as error:
+            raise ModelNotFoundError(f"{path}: {error}") from None
 
     @checked
     def peft_config(self, spec: ModelSpec, base: str, *, scalar: bool = False) -> dict[str, object]:

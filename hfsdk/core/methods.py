@@ -301,6 +301,7 @@ SAVE_PRETRAINED = Method(
     arguments=Folder,
     roles="actor, critic, reward, cost",
     files="weights",
+    result="why files beside the weights are left out, a sentence each",
 )
 SAVE_STATE = Method(
     name="save_state",

@@ -7,9 +7,7 @@ that again backward, plus the attention term.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,22 +25,24 @@ from hfsdk.core.checks import (
     checked,
     shown,
 )
-from hfsdk.core.errors import ModelNotFoundError, OptionError
+from hfsdk.core.errors import ModelNotFoundError, OptionError, UnsupportedModelError
 from hfsdk.core.experts import Experts, LatentAttention, latent_tensors
 from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import (
     CLASS_PREFIXES,
     HEAD_CLASSES,
+    MOST_LAYERS,
     biases_of,
     check_neutral,
     family_of,
+    flag_of,
     kv_heads_of,
-    require,
     size_of,
     window_of,
 )
 from hfsdk.core.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
 from hfsdk.core.text import nearest
+from hfsdk.core.untrusted import has_file, read_json
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
@@ -136,7 +136,7 @@ class ModelSpec:
         return cls(
             name=name,
             family=family,
-            num_layers=size_of(config, name, "num_hidden_layers"),
+            num_layers=size_of(config, name, "num_hidden_layers", MOST_LAYERS),
             hidden_size=hidden_size,
             mlp_hidden_size=size_of(config, name, "intermediate_size"),
             num_heads=num_heads,
@@ -144,7 +144,7 @@ class ModelSpec:
             head_dim=config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads),
             vocab_size=size_of(config, name, "vocab_size"),
             max_positions=size_of(config, name, "max_position_embeddings"),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=flag_of(config, name, "tie_word_embeddings"),
             norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=rope.get("rope_theta") or config.get("rope_theta") or 10000.0,
             rope_scaling=rope_scaling(config, rope, family, name),
@@ -160,19 +160,18 @@ class ModelSpec:
 
         Raises:
             ModelNotFoundError: the folder has no ``config.json``, or one that cannot be read.
+            UnsupportedModelError: as :meth:`from_hf_config`, and where a number is out of its range.
         """
-        path = Path(folder) / "config.json"
-        if not os.path.isfile(path):
+        if not has_file(folder, "config.json"):
             raise ModelNotFoundError(
                 f"{shown(str(folder))} has no config.json; a model folder holds config.json and *.safetensors as "
                 "transformers' save_pretrained writes them. Check the path."
             )
+        config = read_json(folder, "config.json")
         try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelNotFoundError(f"{path} cannot be read as JSON: {shown(str(error))}. Write the folder again.") from error
-        require(isinstance(config, dict), str(path), "no mapping", "what transformers' save_pretrained writes")
-        return cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
+            return cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
+        except (OptionError, UnsupportedModelError) as error:
+            raise UnsupportedModelError(f"{folder}/config.json: {error}") from None
 
     @classmethod
     @checked

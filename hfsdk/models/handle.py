@@ -287,6 +287,8 @@ class TrainedHandle(ModelHandle):
         super().__init__(host, role)
         self._rates_told: set[str] = set()
         """What is learned, of which the suggested learning rate was said."""
+        self._told: set[str] = set()
+        """Why files were left out of a folder that was written."""
 
     @checked
     def update(self, batch: Batch, loss: Loss, *, epochs: Epochs = 1, mini_batches: Count = 1, seed: int | None = None) -> Metrics:
@@ -415,7 +417,7 @@ class TrainedHandle(ModelHandle):
             raise CheckpointError(f"cannot write to {target}: {error}") from error
         replaced = is_strangers(target / written)
         try:
-            self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target), merge=merge), waits=True))
+            left_out = self._result(self._submit(SAVE_PRETRAINED, Folder(folder=str(target), merge=merge), waits=True))
         except BaseException:
             for empty in made:
                 with suppress(OSError):  # it holds something by now
@@ -424,6 +426,10 @@ class TrainedHandle(ModelHandle):
         is_ours(target / written)
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")
+        for why in left_out or ():
+            if why not in self._told:
+                self._told.add(why)
+                self._host.notice(f"{self.name}.save_pretrained left a file out: {why}")
         return target
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from hfsdk.core.arguments import Scoring
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Positive, checked
+from hfsdk.core.checks import Positive, checked, shown
 from hfsdk.core.columns import NOT_FOR_REWARDS
-from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
+from hfsdk.core.errors import CheckpointError, ColumnError, ModelNotFoundError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
 from hfsdk.core.functions import Shipped
 from hfsdk.core.lora import ADAPTER_CONFIG
@@ -28,12 +28,16 @@ from hfsdk.core.reward_probe import RewardProbe, summed
 from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import NOT_SCORED, is_unscored, scored_rows
+from hfsdk.core.untrusted import has_file, read_json
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.models.handle import Loss, TrainedHandle
 from hfsdk.models.probing import samples_of, scored_by_model
 
 NORMALISATION = "hfsdk_score"
 """Key of a folder's ``config.json`` under which a scorer's mean and standard deviation are kept."""
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Scores are kept in float32."""
 
 PART = "scores_of_"
 """Beginning of the names of the columns that keep what each part of a weighted sum gave."""
@@ -425,8 +429,12 @@ class _Moments:
 
 
 def _saved_normalisation(folder: str, name: str) -> tuple[float, float]:
-    file = Path(folder) / name
-    if not folder or not file.is_file():
+    if not folder or not has_file(folder, name):
         return 0.0, 1.0
-    mean, std = json.loads(file.read_text(encoding="utf-8")).get(NORMALISATION, (0.0, 1.0))
-    return float(mean), float(std)
+    saved: Any = read_json(folder, name).get(NORMALISATION, [0.0, 1.0])
+    numbers = saved if isinstance(saved, list) and all(type(one) in (int, float) for one in saved) else []
+    if len(numbers) != 2 or not all(abs(one) <= LARGEST for one in numbers) or not numbers[1] > 0:  # nor NaN
+        raise ModelNotFoundError(
+            f"{folder}/{name} has {NORMALISATION}={shown(saved)}; a mean and a standard deviation above 0 are needed. Mend it."
+        )
+    return float(numbers[0]), float(numbers[1])

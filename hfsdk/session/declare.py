@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,9 +27,6 @@ from hfsdk.planner.perf.sizing import sized
 
 ModelSource = str | Path | ModelSpec | ModelHandle
 """A name (``"tiny"``), a local folder, a hub id, another handle (its initial weights), or in simulation a preset or a spec."""
-
-MOST_HEADER_BYTES = 100_000_000
-"""Of a safetensors file, as its own library has it."""
 
 RUN_EVERYWHERE = (32, 64, 128)
 """Head sizes that every build of the generating engine has kernels for; only others are looked up there."""
@@ -185,31 +181,6 @@ def check_rollout(name: str, layout: Layout) -> None:
         raise LayoutError(
             f"{name}'s rollout layout '{layout}' has {cut}={getattr(layout, cut)}; the generating engine runs tp and dp only"
         )
-
-
-def weight_names(folder: str) -> set[str]:
-    """Return the names of the weights in a folder; reads only the files' headers.
-
-    Raises:
-        ModelNotFoundError: one of its files of weights is none.
-    """
-    return {name for file in sorted(Path(folder).glob("*.safetensors")) for name in _header(file)}
-
-
-def _header(file: Path) -> Mapping[str, Any]:
-    """Return the header of a safetensors file: a length of 8 bytes, then names, shapes and places as JSON."""
-    try:
-        with file.open("rb") as opened:
-            length, size = int.from_bytes(opened.read(8), "little"), file.stat().st_size
-            if length > min(MOST_HEADER_BYTES, size - 8):
-                found = f"its header would have {length:,} bytes; the file has {size:,}"
-                raise ValueError(f"{found}, and a header at most {MOST_HEADER_BYTES:,}")
-            header = json.loads(opened.read(length))
-        if not isinstance(header, dict):
-            raise ValueError("its header is no object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelNotFoundError(f"{file} is no safetensors file, or is damaged: {str(error)[:300]}. Take another copy.") from None
-    return header
 
 
 def function_role(role: RoleSpec, function: Callable[..., Any]) -> RoleSpec:

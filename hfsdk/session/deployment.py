@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from hfsdk.core.alternative import Alternative
 from hfsdk.core.checks import checked
 from hfsdk.core.errors import PlacementError
+from hfsdk.core.lora import AdapterSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.tokenizer_files import TOKENIZER
+from hfsdk.core.untrusted import has_file
+from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WeightFiles, weight_names
 from hfsdk.engine.calls import messages as m
+from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
 from hfsdk.models.handle import set_role
@@ -26,7 +30,7 @@ from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.context import Context
-from hfsdk.session.declare import placed, planned, weight_names, with_layouts
+from hfsdk.session.declare import placed, planned, with_layouts
 from hfsdk.session.pending_save import PendingSave
 from hfsdk.session.role_book import H, Models, RoleBook
 from hfsdk.session.tokenizer import StandInTokenizer, stand_in
@@ -81,7 +85,7 @@ class Deployment:
         """
         self._client.check_open()
         if role.folder and not self._context.simulated:
-            weight_names(role.folder)  # damage is told before anything is changed, and before a worker opens the files
+            _check_folders(role)  # damage is told before anything is changed, and before a worker opens the files
         if role.name in self.loaded and self.book.replaces(cls, role):
             self._save.settle()
             self._client.drain(role.name)
@@ -119,7 +123,7 @@ class Deployment:
         if self._context.far is not None:
             self._client.use_tokenizer(self._context.far.tokenizer(role.folder))
             return
-        has_texts = role.folder and (Path(role.folder) / "tokenizer.json").is_file()
+        has_texts = role.folder and has_file(role.folder, TOKENIZER)
         if not self._context.simulated or (has_texts and find_spec("tokenizers") is not None):
             self._client.use_tokenizer(role.folder)
             return
@@ -308,7 +312,23 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
     return {names: count for names, count in kept.items() if names}
 
 
+def _check_folders(role: RoleSpec) -> None:
+    """Read what a worker will read of a role's folders, but for the numbers of its weights.
+
+    Raises:
+        ModelNotFoundError: a file is missing or damaged, or of another model.
+    """
+    assert role.model is not None
+    eos_token_ids(role.folder)
+    with WeightFiles(role.folder) as files:
+        files.check(role.model, scalar=role.head == "scalar")
+    if role.adapters:
+        assert role.lora is not None
+        with WeightFiles(role.adapters, ADAPTER_WEIGHTS) as files:
+            files.check(AdapterSpec.of(role.model, role.lora))
+
+
 def _has_head(role: RoleSpec) -> bool:
     """Whether there is a scalar head in a role's folder, or beside its adapters."""
-    names = weight_names(role.folder) | (weight_names(role.adapters) if role.adapters else set())
+    names = weight_names(role.folder) | (weight_names(role.adapters, ADAPTER_WEIGHTS) if role.adapters else set())
     return any(name in SCALAR_HEAD_NAMES or name.endswith(f".{SCALAR_HEAD_NAMES[0]}") for name in names)

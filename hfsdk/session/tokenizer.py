@@ -6,17 +6,18 @@ chat templates and for folders whose tokenizer needs its conversion.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from hfsdk.assets.pretrained import load_tokenizer
+from hfsdk.assets.pretrained import load_tokenizer, no_tokenizer
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError
 from hfsdk.core.prompt_data import NO_UTF_8
+from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, has_tokenizer, tokenizers_own
+from hfsdk.core.untrusted import has_file, read_json
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are exactly their ``tokenizer.json``."""
@@ -72,7 +73,7 @@ class FolderTokenizer:
     def core(self) -> Any:
         """The ``tokenizers.Tokenizer``."""
         if self._core is None:
-            self._core = self._load_plain() or self.full.backend_tokenizer
+            self._core = self._load_plain() or self._backend()
             resize = getattr(self._core.model, "_resize_cache", None)  # of byte-pair models
             if resize is not None:
                 resize(MOST_WORDS)
@@ -93,20 +94,21 @@ class FolderTokenizer:
         return self._full
 
     def _load_plain(self) -> Any:
-        config, file = self.folder / "tokenizer_config.json", self.folder / "tokenizer.json"
-        if not file.is_file() and not config.is_file():
-            raise ModelNotFoundError(
-                f"{self.folder} has no tokenizer (tokenizer.json); texts need one. Save it beside the weights with "
-                "tokenizer.save_pretrained(folder), or give prompts as token ids."
-            )
-        known = file.is_file() and config.is_file()
-        if not known or json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") not in PLAIN_CLASSES:
+        if not has_tokenizer(self.folder):
+            raise no_tokenizer(self.folder)
+        known = has_file(self.folder, TOKENIZER) and has_file(self.folder, TOKENIZER_CONFIG)
+        if not known or read_json(self.folder, TOKENIZER_CONFIG).get("tokenizer_class") not in PLAIN_CLASSES:
             return None
         try:
-            from tokenizers import Tokenizer as Core
+            return tokenizers_own(self.folder)
         except ImportError as error:
             raise _missing("tokenizers") from error
-        return Core.from_file(str(file))
+
+    def _backend(self) -> Any:
+        core = getattr(self.full, "backend_tokenizer", None)
+        if core is None:
+            raise ModelNotFoundError(f"{self.folder} has a tokenizer that only Python runs; give a folder with a {TOKENIZER}.")
+        return core
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with whatever the model's tokenizer puts around it.

@@ -7,6 +7,8 @@ are there, on one over a scripted runtime.
 from __future__ import annotations
 
 import json
+import math
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -478,6 +480,17 @@ def with_an_absurd_header(file):
     file.write_bytes((2**62).to_bytes(8, "little") + file.read_bytes()[8:])
 
 
+def of_shape(file, spec):
+    """Make a file of weights of any size; it takes no room on the disk."""
+    header, end = {}, 0
+    for name, shape in spec.tensors().items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    content = json.dumps(header).encode()
+    file.write_bytes(len(content).to_bytes(8, "little") + content)
+    os.truncate(file, 8 + len(content) + end)
+
+
 SMALL_HEADS = {"head_dim": 16, "num_attention_heads": 16, "num_key_value_heads": 8}
 MAMBA = {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
 
@@ -502,7 +515,9 @@ def test_a_folder_that_is_no_model_is_told_where_the_role_is_declared(real, fold
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_anything_is_loaded(real, folder):
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64, "head_dim": 128}
-    other = real.s.critic(folder(**sizes), name="other")
+    path = folder(**sizes)
+    of_shape(Path(path, "model.safetensors"), hf.ModelSpec.from_folder(path))
+    other = real.s.critic(path, name="other")
     with refuses(hf.DeviceMemoryError, "GB", "other", "exists"):
         other.compute_values(real.s.batch(prompt=[[1]], response=[[2]]))
     assert real.runtime.sent() == []

@@ -24,8 +24,8 @@ from edited_saves import reseal, save_of
 from expect import each, refuses, until
 
 import hfsdk as hf
+from hfsdk.core.weight_files import weight_names
 from hfsdk.session import checkpoint, checkpoint_index
-from hfsdk.session.declare import weight_names
 from hfsdk.session.folder_lock import LOCK, FolderLock
 from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from hfsdk.assets.pretrained import load_tokenizer
-from hfsdk.core.errors import LayoutError, OptionError, UnsupportedModelError
+from hfsdk.core.errors import LayoutError, ModelNotFoundError, OptionError, UnsupportedModelError
 from hfsdk.core.lora import AdapterSpec, LoRA
 from hfsdk.core.roles import RolloutOptions, Sampling
 from hfsdk.core.rollout_sizes import (
@@ -126,7 +126,7 @@ class Rollout:
             timeout=rendezvous.world_timeout(), lora=lora, adapters=adapters,
         )  # fmt: skip
         with cpu.process_state_kept(), any_algorithm():
-            self._engine, plain = build(arguments, rank, world_size, job_id)
+            self._engine, plain = build(arguments, spec, rank, world_size, job_id)
         _open_engines[id(self)] = self.sleeps
         self._core = self._engine.engine_core
         self._core._finalizer.detach()  # close() shuts it down; a finalizer would destroy the trainer's process group
@@ -413,13 +413,10 @@ class Rollout:
     def _tokenizer_for(self, sampling: Sampling) -> Any:
         if self._tokenizer is None:
             try:
-                self._tokenizer = load_tokenizer(self._folder, local_files_only=True)
-            except UnsupportedModelError:
-                raise
-            except (OSError, ValueError) as error:
+                self._tokenizer = load_tokenizer(self._folder)
+            except ModelNotFoundError as error:
                 raise OptionError(
-                    f"stop={sampling.stop} needs a tokenizer, and {self.spec.name} has none in its folder; "
-                    "use stop_token_ids, or put tokenizer.json there."
+                    f"stop={sampling.stop} needs a tokenizer: {error} Or use stop_token_ids, which need none."
                 ) from error
         return self._tokenizer
 

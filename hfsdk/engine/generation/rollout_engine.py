@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import os
 import uuid
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.assets.pretrained import not_taken
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
 from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import (
@@ -23,6 +28,8 @@ from hfsdk.core.rollout_sizes import (
     context_tokens,
 )
 from hfsdk.core.spec import ModelSpec
+from hfsdk.core.untrusted import private_copy
+from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.process import gpus, startup
@@ -150,8 +157,35 @@ def sleeps(device_type: str, trained: bool) -> bool:
     return gpus.sleeps(device_type, trained=trained, pool_is_free=vllm_sleep.pool_is_free())
 
 
-def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
-    """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU)."""
+@contextmanager
+def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterator[str]:
+    """Give a folder for vLLM, which opens whatever a folder has: the checked config.json and, where asked for, the weights.
+
+    Raises:
+        ModelNotFoundError: a file cannot be read, or config.json is of another model than was declared.
+    """
+    with private_copy(folder, ["config.json"]) as copy, ExitStack() as opened:
+        try:
+            same = dataclasses.replace(ModelSpec.from_folder(copy), name=spec.name) == spec
+        except HfsdkError:
+            same = False
+        if not same:
+            raise ModelNotFoundError(f"{folder}/config.json is not what it was when the role was declared. Declare the role again.")
+        if with_weights:
+            files = opened.enter_context(WeightFiles(folder))
+            for file in sorted(set(files.files.values())):
+                os.symlink(files.path(file), os.path.join(copy, file))
+            Path(copy, f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files.files}), encoding="utf-8")
+        yield copy
+
+
+def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:
+    """Build vLLM's engine on all ranks; returns it and the layers whose weights stayed plain (CPU).
+
+    Raises:
+        ModelNotFoundError: the folder cannot be read.
+        UnsupportedModelError: vLLM does not take its config.json.
+    """
     if not dist.is_initialized() and world_size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -165,8 +199,19 @@ def build(arguments: dict[str, Any], rank: int, world_size: int, job_id: str) ->
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    with startup.without_collector(), cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain:
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    loads, folder = arguments["load_format"] != "dummy", arguments["model"]
+    with (
+        startup.without_collector(),
+        cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain,
+        checked_copy(folder, spec, with_weights=loads) as checked,
+    ):
+        try:
+            config = EngineArgs(**{**arguments, "model": checked}).create_engine_config()
+        except Exception as error:  # whatever is in config.json, vLLM does not look at it first
+            raise not_taken(folder, "vLLM", error) from error
+        if not loads:  # nothing is read any more; what vLLM has compiled of this model it finds again by this name
+            config.model_config.model = folder
+        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     startup.keep_frozen(*FREEZES)  # its worker is imported with the first
     dist.barrier()
     cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies

@@ -23,7 +23,9 @@ from hfsdk.core.methods import PROBE, REDUCE
 from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
 from hfsdk.core.sample_outcome import SampleOutcome, named
 from hfsdk.core.table import Column, Ragged, Table, as_column
+from hfsdk.core.tokenizer_files import TOKENIZER, tokenizers_own
 from hfsdk.core.unscored import NOT_SCORED, is_unscored
+from hfsdk.core.untrusted import has_file
 from hfsdk.engine.process.sample_workers import MOST_FAILURES, Sample, SampleWorkers, workers_of
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -278,15 +280,13 @@ def text_decoder(folder: str) -> Callable[[list[int]], str]:
 
     Raises:
         ColumnError: there is no folder, or no tokenizer in it.
+        ModelNotFoundError: its tokenizer is damaged.
     """
     if not folder:
         raise ColumnError("a reward function is given texts, and no model with a tokenizer is declared, e.g. session.actor('tiny')")
-    path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
+    if not has_file(folder, TOKENIZER):
         raise ColumnError(f"{folder} has no tokenizer.json, so tokens cannot be turned into text for a reward function")
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = tokenizers_own(folder)
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hfsdk.assets.pretrained import load_config
 from hfsdk.core.gap import Inside
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.training.megatron_model import SelectiveGPTModel
@@ -62,12 +63,12 @@ def of_transformers(full: Mapping[str, torch.Tensor], folder: str, rows: Table, 
         position: of the hidden states that are kept.
         temperature: divides the logits.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     prompt, response = rows.ragged("prompt")[0], rows.ragged("response")[0]
     tokens = torch.from_numpy(np.concatenate([prompt, response])).long()
     state = {name: tensor.detach().cpu() for name, tensor in full.items()}
-    config, found = AutoConfig.from_pretrained(folder, trust_remote_code=False), []
+    config, found = load_config(folder), []
     for engine, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -7,39 +7,35 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError
 from hfsdk.core.files import existing_parent, why_unwritten
 from hfsdk.core.layout import Coordinates
-from hfsdk.core.lora import ADAPTER_CONFIG, A, AdapterSpec, B, LoRA
+from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
 from hfsdk.core.spec import ModelSpec
+from hfsdk.core.tokenizer_files import COMPANIONS, TOKENIZER_CONFIG
+from hfsdk.core.untrusted import has_file, read_file, read_json, shown_reason, where
+from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.megatron_model import SelectiveGPTModel, base_tensors, has_scalar_head, local_tensors
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes
 
-COMPANIONS = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "generation_config.json",
-)  # fmt: skip
-"""Files copied beside the weights."""
-
-PEFT, ADAPTER_WEIGHTS = "base_model.model.", "adapter_model.safetensors"
-"""What peft puts before the name of an adapter's tensor, and its file."""
-
-WEIGHTS, PARTIAL = "model.safetensors", ".hfsdk-export.partial"
-"""Name of the file of weights, and of the folder in which a model's files are written until all are complete."""
+PARTIAL = ".hfsdk-export.partial"
+"""Name of the folder in which a model's files are written until all are complete."""
 
 SPARE_BYTES = 1 << 20
 """What a model takes beside its numbers: config.json, the tokenizer."""
+
+CODE = "auto_map"
+"""Key under which files name code that loads them; it is not read here, and would be fetched by whoever trusts it."""
 
 
 def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
@@ -51,44 +47,24 @@ def _part(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
-class _WeightFiles:
-    """The safetensors of a folder, opened as they are needed; a context manager."""
+class _Weights(WeightFiles):
+    """The weights of a folder, each file opened once."""
 
-    def __init__(self, folder: Path, name: str = WEIGHTS) -> None:
-        self._folder = folder
-        self._stack = ExitStack()
-        self._open: dict[str, Any] = {}
-        index, single = folder / f"{name}.index.json", folder / name
-        if index.is_file():
-            self.files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        elif single.is_file():
-            self.files = dict.fromkeys(self._file(single.name).keys(), single.name)
-        else:
-            raise ModelNotFoundError(
-                f"{folder} has no weights: neither {name} nor {name}.index.json. "
-                "A model folder is what transformers' save_pretrained writes, one of adapters what peft's does."
-            )
-
-    def __enter__(self) -> _WeightFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _file(self, name: str) -> Any:
-        if name not in self._open:
-            path = self._folder / name
-            if not path.is_file():
-                raise ModelNotFoundError(f"{self._folder} lists {name} in its index, but the file is missing.")
-            self._open[name] = self._stack.enter_context(safe_open(path, framework="pt"))
-        return self._open[name]
+    def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
+        super().__init__(folder, name)
+        self._read: dict[str, Any] = {}
 
     def read(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        found: torch.Tensor = self._file(self.files[name]).get_slice(name)[part]
+        file = self.files[name]
+        try:
+            if file not in self._read:
+                self._read[file] = self._stack.enter_context(safe_open(self.path(file), framework="pt"))
+            found: torch.Tensor = self._read[file].get_slice(name)[part]
+        except (SafetensorError, OSError) as error:
+            raise ModelNotFoundError(
+                f"{where(self.folder, file)} cannot be read: {shown_reason(error)}. Take another copy."
+            ) from None
         return found
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file(self.files[name]).get_slice(name).get_shape())
 
 
 @torch.no_grad()
@@ -104,18 +80,8 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
     scalar = has_scalar_head(model)
     boxes = _boxes(spec, groups, scalar, groups.coordinates)
     local = base_tensors(model)
-    with _WeightFiles(Path(folder)) as files:
-        wanted = {name for name in spec.tensors() if not (scalar and name == "lm_head.weight")}  # of all stages
-        missing = sorted(wanted - set(files.files))
-        if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ModelNotFoundError(
-                f"{folder} lacks {', '.join(missing[:3])}{more}; it has {len(files.files)} tensors. "
-                f"The folder's weights are not those of {spec.name} ({spec.family})."
-            )
-        for name, shape in spec.tensors().items():
-            if name in files.files and files.shape(name) != shape:
-                raise ModelNotFoundError(f"{folder}: {name} has shape {files.shape(name)}; config.json says {shape}.")
+    with _Weights(folder) as files:
+        files.check(spec, scalar=scalar)  # what all stages have
         for name in ("embedding.word_embeddings.weight", SCALAR_HEAD):
             if name in local and not (scalar and name == SCALAR_HEAD):
                 local[name].zero_()
@@ -209,7 +175,7 @@ def gather_full(
 
 def save_folder(
     model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path, *, merge: bool = True
-) -> None:
+) -> list[str]:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
     A scalar head makes it e.g. a ``LlamaForSequenceClassification`` with one label.
@@ -219,25 +185,30 @@ def save_folder(
         spec: its architecture.
         groups: its process groups.
         folder: where to write; made if missing, files in it are replaced.
-        source: the folder the model came from: its config.json and tokenizer files are copied.
+        source: the folder the model came from: what its config.json and tokenizer files say is copied, and nothing that a link of
+            its leads to.
         merge: whether adapters are added to their weights; else they alone are written, as peft does.
+
+    Returns:
+        On rank 0 why files of the tokenizer are left out, a sentence each; elsewhere nothing.
 
     Raises:
         CheckpointError: on every rank, when it cannot be written; the files that were there are unchanged.
     """
     full, adapters = gather_full(model, spec, groups, merge=merge), None if merge else model.adapters
-    problem: str | None = None
+    problem, left_out = None, list[str]()
     if full is not None:
         try:
             if adapters is not None:
-                _write_adapters(full, adapters, Path(folder), Path(source))
+                left_out = _write_adapters(full, adapters, Path(folder), Path(source))
             else:
-                _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
+                left_out = _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except Exception as caught:  # whatever it is, the other ranks wait to hear of it
             problem = why_unwritten(Path(folder), caught)
     problems = [text for text in groups.gather_objects(problem) if text]
     if problems:
         raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
+    return left_out
 
 
 def _merge(full: dict[str, torch.Tensor], adapters: Mapping[str, torch.Tensor], lora: LoRA) -> None:
@@ -257,48 +228,48 @@ def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Pa
     """
     spec = model.adapters
     assert spec is not None
-    local, scalar, shapes = local_tensors(model), has_scalar_head(model), spec.tensors()
-    with torch.no_grad(), _WeightFiles(Path(folder), ADAPTER_WEIGHTS) as files:
-        missing = [name for name in shapes if PEFT + name not in files.files]
-        wrong = [name for name, shape in shapes.items() if not missing and files.shape(PEFT + name) != shape]
-        if missing or wrong:
-            what = f"lacks {missing[0]}" if missing else f"has {wrong[0]} of shape {files.shape(PEFT + wrong[0])}"
-            needed = shapes[(missing or wrong)[0]]
-            raise ModelNotFoundError(f"{folder} {what}; {spec.name} needs {needed} there. Are they adapters of that model?")
+    local, scalar = local_tensors(model), has_scalar_head(model)
+    with torch.no_grad(), _Weights(folder, ADAPTER_WEIGHTS) as files:
+        files.check(spec)
         at = groups.coordinates
         for box in megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp):
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(PEFT + box.tensor, _part(box.start, box.size)))
         head = PEFT + SCALAR_HEAD_NAMES[0]
         found = scalar and head in files.files
+        if found:
+            _check_scalar(files.shape(head), spec, folder, head)
         if found and SCALAR_HEAD in local:
             local[SCALAR_HEAD].copy_(files.read(head, _part((0, 0), (1, spec.hidden_size))))
         return found
 
 
-def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, source: Path) -> None:
+def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, source: Path) -> list[str]:
     """Write adapters as peft's ``save_pretrained`` does."""
     tensors = {PEFT + name: tensor for name, tensor in own.items()}
     scalar = SCALAR_HEAD_NAMES[0] in own
     config = {ADAPTER_CONFIG: spec.lora.peft_config(spec, str(source), scalar=scalar)}
-    write_folder(folder, (ADAPTER_WEIGHTS, tensors), config, source)
+    return write_folder(folder, (ADAPTER_WEIGHTS, tensors), config, source)
 
 
-def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> None:
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
+def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> list[str]:
+    config = read_json(source, "config.json")
+    for key in ("torch_dtype", CODE):
+        config.pop(key, None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
     if scalar:
         config["architectures"] = [spec.class_name("scalar")]
         config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    write_folder(folder, (WEIGHTS, full), {"config.json": config}, source)
+    left_out = write_folder(folder, (WEIGHTS, full), {"config.json": config}, source)
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
+    return left_out
 
 
-def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, Any], source: Path) -> None:
+def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, Any], source: Path) -> list[str]:
     """Write weights, JSON files and the tokenizer of ``source`` into a folder beside their places, and then put them there.
 
-    A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last.
+    A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last. Returns why
+    files of the tokenizer are left out, a sentence each.
     """
     new = not folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -310,10 +281,7 @@ def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], con
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     try:
-        for pattern in COMPANIONS:
-            for path in source.glob(pattern):
-                if path.is_file() and source.resolve() != folder.resolve():
-                    shutil.copy2(path, partial / path.name)
+        left_out = _copy_companions(source, partial) if source.resolve() != folder.resolve() else []
         save_file(tensors, partial / name, metadata={"format": "pt"})
         for file_name, config in configs.items():
             (partial / file_name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -324,8 +292,26 @@ def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], con
                 os.fsync(file.fileno())
         if new:
             partial.rename(folder)
-            return
+            return left_out
         for path in sorted(partial.iterdir(), key=lambda path: (path.name in configs, path.name == name)):
             os.replace(path, folder / path.name)
+        return left_out
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy_companions(source: Path, folder: Path) -> list[str]:
+    """Copy what the files of a tokenizer say, but for code that they name; return why some are left out."""
+    left_out = []
+    for name in COMPANIONS:
+        if not has_file(source, name):
+            continue
+        try:
+            content = read_file(source, name)
+            if name == TOKENIZER_CONFIG and CODE in (config := read_json(source, name)):
+                content = json.dumps({key: value for key, value in config.items() if key != CODE}, indent=2).encode()
+        except ModelNotFoundError as error:
+            left_out.append(str(error))
+        else:
+            (folder / name).write_bytes(content)
+    return left_out

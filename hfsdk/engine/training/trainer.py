@@ -298,9 +298,9 @@ class Trainer:
         """Return the whole model under Hugging Face names on rank 0 (``None`` elsewhere), or its adapters where not merged."""
         return megatron_folder.gather_full(self.model, self.spec, self.groups, merge=merge)
 
-    def save_folder(self, folder: str | Path, *, merge: bool = True) -> None:
-        """Write a folder that transformers' ``from_pretrained`` reads or, with ``merge=False``, adapters as peft reads them."""
-        megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder, merge=merge)
+    def save_folder(self, folder: str | Path, *, merge: bool = True) -> list[str]:
+        """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return what rank 0 left out."""
+        return megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder, merge=merge)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters by Megatron name, for the weight transition."""

@@ -14,20 +14,26 @@ A folder is sent a piece at a time, so that neither side ever holds a file, and 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hfsdk.assets.cache import home
+from hfsdk.core.checks import is_whole, shown
 from hfsdk.core.errors import ModelNotFoundError
+from hfsdk.core.untrusted import has_file, open_file, read_json, regular_names
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """What the engines and the tokenizer read of a model's folder."""
 
 PIECE_BYTES = 32 * 2**20
+
+MOST_ENDS = 1000
+"""End-of-sequence tokens of a model."""
 
 NUM_SAMPLES, SAMPLE_BYTES = 64, 64 * 2**10
 """A larger file is told from others of its size by so many samples, evenly spread from its beginning to its end."""
@@ -44,9 +50,9 @@ class FileMark:
     @classmethod
     def of(cls, path: Path) -> FileMark:
         """Read a file, or samples of a large one."""
-        size = path.stat().st_size
         digest = hashlib.blake2b(digest_size=16)
-        with path.open("rb") as file:
+        with open_file(path.parent, path.name) as file:
+            size = os.fstat(file.fileno()).st_size
             if size <= NUM_SAMPLES * SAMPLE_BYTES:
                 digest.update(file.read())
             else:
@@ -65,9 +71,9 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: str | Path) -> Manifest:
-        """Read a folder."""
-        paths = sorted(p for p in Path(folder).iterdir() if p.suffix in SUFFIXES and p.is_file())
-        return cls(str(folder), tuple(FileMark.of(path) for path in paths))
+        """Read a folder; what :mod:`hfsdk.core.untrusted` does not open is not of it."""
+        names = [name for name in regular_names(folder) if Path(name).suffix in SUFFIXES]
+        return cls(str(folder), tuple(FileMark.of(Path(folder, name)) for name in names))
 
     @property
     def digest(self) -> str:
@@ -96,7 +102,7 @@ def find(manifest: Manifest, *, own_path: bool = True) -> str:
 def read_pieces(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """Return (file name, bytes) of everything in the folder, in pieces of at most ``PIECE_BYTES``; an empty file has one."""
     for mark in manifest.files:
-        with (Path(manifest.folder) / mark.name).open("rb") as file:
+        with open_file(manifest.folder, mark.name) as file:
             piece = file.read(PIECE_BYTES)
             while True:
                 yield mark.name, piece
@@ -145,12 +151,13 @@ def eos_token_ids(folder: str) -> tuple[int, ...]:
         ModelNotFoundError: one of them is damaged.
     """
     for name in ("generation_config.json", "config.json"):
-        path = Path(folder) / name
-        try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-            found = () if ids is None else tuple(map(int, ids)) if isinstance(ids, list) else (int(ids),)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelNotFoundError(f"{path} is damaged: {str(error)[:300]}. Take another copy.") from None
-        if ids is not None:
-            return found
+        ids: Any = read_json(folder, name).get("eos_token_id") if has_file(folder, name) else None
+        if ids is None:
+            continue
+        found = ids if isinstance(ids, list) else [ids]
+        if len(found) > MOST_ENDS or not all(is_whole(one) and 0 <= one < 2**31 for one in found):
+            raise ModelNotFoundError(
+                f"{folder}/{name} is damaged: it has eos_token_id={shown(ids)}, and a token id is a whole number from 0. Mend it."
+            )
+        return tuple(found)
     return ()

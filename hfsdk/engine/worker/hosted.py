@@ -281,8 +281,7 @@ class HostedRole:
     def _save_pretrained(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
         asked = _as(given, Folder)
-        self.trainer.save_folder(asked.folder, merge=asked.merge)
-        return None, None
+        return None, self.trainer.save_folder(asked.folder, merge=asked.merge)
 
     def _save_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         return None, self.states.save(_as(given, Folder).folder)

@@ -1,0 +1,56 @@
+"""The files of a tokenizer in a model's folder, and the tokenizer that ``tokenizers`` alone makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hfsdk.core.errors import ModelNotFoundError
+from hfsdk.core.untrusted import has_file, read_file, shown_text
+
+TOKENIZER = "tokenizer.json"
+"""All of a fast tokenizer."""
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
+TOKENIZER_FILES = (
+    TOKENIZER, TOKENIZER_CONFIG, "tokenizer.model", "tokenizer.model.v3", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "chat_template.json",
+)  # fmt: skip
+"""What transformers reads of a folder to make its tokenizer."""
+
+COMPANIONS = (*TOKENIZER_FILES, "generation_config.json")
+"""What stands beside the weights in a folder that is written, as it is in the one they come from."""
+
+
+def tokenizers_own(folder: str | Path) -> Any:
+    """Return the ``tokenizers.Tokenizer`` of ``tokenizer.json``, which neither cuts nor pads a text.
+
+    Raises:
+        ModelNotFoundError: it is missing or damaged.
+        ImportError: the package is not installed.
+    """
+    from tokenizers import Tokenizer
+
+    content = read_file(folder, TOKENIZER)
+    try:
+        found = Tokenizer.from_buffer(content)
+        found.no_truncation()
+        found.no_padding()
+    except BaseException as error:  # it is Rust's: its panics are no Exception
+        raise unreadable(folder, TOKENIZER, error) from None
+    return found
+
+
+def unreadable(folder: str | Path, name: str, error: BaseException) -> BaseException:
+    """Return what to raise where a library could not read a tokenizer: of an interrupt itself, else a sentence."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return error
+    reason = shown_text(str(error)) or type(error).__name__
+    return ModelNotFoundError(f"{folder}/{name} is damaged, or no tokenizer: {reason}. Take another copy.")
+
+
+def has_tokenizer(folder: str | Path) -> bool:
+    """Whether a folder has a tokenizer, damaged or not."""
+    return any(has_file(folder, name) for name in TOKENIZER_FILES if not name.startswith("chat_template"))

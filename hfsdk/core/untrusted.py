@@ -1,0 +1,310 @@
+"""Folders that somebody else made: the one place that opens a file of theirs.
+
+A model, a tokenizer, adapters or a checkpoint may come from anybody. What is read of such a folder is
+
+* of a plain name: no path, no ``..``, nothing absolute, no zero character;
+* a regular file: a named pipe would wait for ever, a device may answer for ever, a link may lead to a private key;
+* of a bounded size, and its JSON of a bounded depth and number of parts.
+
+A link is followed to a file of the same folder, and of a folder of the Hugging Face hub's cache to a file beside it, since
+snapshots consist of such links; one that leads anywhere else is refused::
+
+    models--owner--name/
+      blobs/3fe2...                                     the files
+      snapshots/07db.../config.json -> ../../blobs/3fe2...
+
+The file is looked at again when it is open: what is read is what was looked at, whatever happens to the name meanwhile. A library
+that opens names by itself is given what was opened here: the bytes, a private copy (:func:`private_copy`), or the open file by
+its descriptor (:func:`descriptor_path`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hfsdk.core.errors import HfsdkError, ModelNotFoundError
+from hfsdk.core.rules import shown
+
+MOST_BYTES = {
+    "*.safetensors.index.json": 100 << 20, "tokenizer.json": 256 << 20, "tekken.json": 256 << 20, "vocab.json": 256 << 20,
+    "*.json": 16 << 20, "*.jinja": 4 << 20, "*": 256 << 20,
+}  # fmt: skip
+"""Largest file that is read whole, by its name; the first that fits counts. Gemma's ``tokenizer.json`` has 33 MB."""
+
+MOST_DEPTH, MOST_PARTS = 100, 5_000_000
+"""Of JSON: lists and objects in each other, and how many there are with all that is in them."""
+
+MOST_NAMES = 100_000
+"""Of a folder."""
+
+KINDS = {
+    stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device", stat.S_IFLNK: "a link",
+}  # fmt: skip
+
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+
+_LONE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class _RefusedError(ValueError):
+    """Why a file is not read; follows its path in a sentence."""
+
+
+# -- opening
+
+
+@contextmanager
+def open_file(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelNotFoundError) -> Iterator[BinaryIO]:
+    """Open a regular file of a folder, for reading bytes.
+
+    Args:
+        folder: where; a link to a folder is one.
+        name: of the file, without any path.
+        error: to be raised.
+
+    Raises:
+        ModelNotFoundError: there is none, or something else; says what (or the ``error`` given).
+    """
+    with _telling(folder, name, error):
+        file = os.fdopen(_open(os.fspath(folder), name), "rb")
+    with file:
+        yield file
+
+
+def read_file(
+    folder: str | Path, name: str, *, most_bytes: int | None = None, error: type[HfsdkError] = ModelNotFoundError
+) -> bytes:
+    """Return the content of a regular file of a folder.
+
+    Args:
+        folder: where.
+        name: of the file.
+        most_bytes: that it may have; by default of its kind (:data:`MOST_BYTES`).
+        error: to be raised.
+
+    Raises:
+        ModelNotFoundError: as :func:`open_file`, and where it is larger.
+    """
+    most = most_bytes_of(name) if most_bytes is None else most_bytes
+    with open_file(folder, name, error=error) as file, _telling(folder, name, error):
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+        if max(size, len(content)) > most:
+            raise _RefusedError(f"has {max(size, len(content)):,} bytes; a file of this name has at most {most:,}")
+        return content
+
+
+def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelNotFoundError) -> dict[str, Any]:
+    """Return the object that a JSON file of a folder is.
+
+    Raises:
+        ModelNotFoundError: as :func:`read_file`, and where it is no JSON, no object, or one that is nested without end.
+    """
+    content = read_file(folder, name, error=error)
+    with _telling(folder, name, error):
+        found = parse_json(content)
+        if not isinstance(found, dict):
+            raise ValueError(f"it is a JSON {_json_kind(found)} and no object")
+        return found
+
+
+def has_file(folder: str | Path, name: str) -> bool:
+    """Whether a folder has something of this name, whatever it is: opening it says what is wrong with it."""
+    return os.path.lexists(os.path.join(folder, name))
+
+
+def file_names(folder: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> list[str]:
+    """Return the names of all that is in a folder, sorted.
+
+    Raises:
+        ModelNotFoundError: it cannot be listed, or has too many.
+    """
+    names: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) > MOST_NAMES:
+                    raise error(f"{folder} has more than {MOST_NAMES:,} files, and is no model. Give another folder.")
+    except OSError as problem:
+        raise error(f"{folder} cannot be listed: {problem.strerror or problem}. Check the folder and its permissions.") from None
+    return sorted(names)
+
+
+def regular_names(folder: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> list[str]:
+    """Return the names of the files of a folder that :func:`open_file` opens; pipes, links to elsewhere and folders are none.
+
+    Raises:
+        ModelNotFoundError: it cannot be listed.
+    """
+    return [name for name in file_names(folder, error=error) if _is_regular(os.fspath(folder), name)]
+
+
+def _is_regular(folder: str, name: str) -> bool:
+    try:
+        parent, base = _place(folder, name)
+        return stat.S_ISREG(os.lstat(os.path.join(parent, base)).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _open(folder: str, name: str) -> int:
+    """Return the descriptor of a regular file."""
+    parent, base = _place(folder, name)
+    _check_regular(os.lstat(os.path.join(parent, base)))  # before it is opened: opening a device or a pipe does something
+    if os.open in os.supports_dir_fd:
+        place = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            file = os.open(base, _FLAGS, dir_fd=place)
+        finally:
+            os.close(place)
+    else:
+        file = os.open(os.path.join(parent, base), _FLAGS)
+    try:
+        _check_regular(os.fstat(file))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+        raise _RefusedError(f"is {kind}, and of a folder only regular files are read")
+
+
+def _place(folder: str, name: str) -> tuple[str, str]:
+    """Return where a file of a folder really lies, as a folder and a name, after the one link that may lead there."""
+    if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
+        raise _RefusedError("is no plain name of a file in the folder")
+    real = os.path.realpath(folder)
+    path = os.path.join(real, name)
+    if not os.path.islink(path):
+        return real, name
+    text = os.readlink(path)
+    parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
+    cache = os.path.dirname(os.path.dirname(real)) if os.path.basename(os.path.dirname(real)) == "snapshots" else None
+    if base and (parent == real or (cache is not None and parent == os.path.join(cache, "blobs"))):
+        return parent, base
+    raise _RefusedError(
+        f"is a link to {shown(text)}, which leads out of the folder, and is not followed. Where the folder is yours, put the file "
+        "there"
+    )
+
+
+@contextmanager
+def _telling(folder: str | Path, name: str, error: type[HfsdkError]) -> Iterator[None]:
+    """Tell what is wrong with a file in one sentence that names it."""
+    try:
+        yield
+    except _RefusedError as problem:
+        raise error(f"{where(folder, name)} {problem}.") from None
+    except OSError as problem:
+        reason = problem.strerror or type(problem).__name__
+        raise error(f"{where(folder, name)} cannot be read: {reason}. Check the folder and its permissions.") from None
+    except (ValueError, RecursionError, MemoryError) as problem:
+        raise error(f"{where(folder, name)} is damaged: {shown_reason(problem)}. Take another copy.") from None
+
+
+def where(folder: str | Path, name: str) -> str:
+    """Return a file's path for a message; what a stranger wrote into its name gives a terminal no orders."""
+    return f"{folder}/{name}" if name.isprintable() and len(name) < 200 else f"{folder}/{shown(name)}"
+
+
+def shown_reason(problem: BaseException) -> str:
+    """Return what an error says, in one line."""
+    return shown_text(str(problem)) or type(problem).__name__
+
+
+def shown_text(text: str, most: int = 300) -> str:
+    """Return a text of somebody else's in one printable line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 10 * most]).split())[:most].rstrip(". ")
+
+
+def most_bytes_of(name: str) -> int:
+    """Return how large a file of this name may be that is read whole."""
+    return next(most for pattern, most in MOST_BYTES.items() if Path(name).match(pattern))
+
+
+# -- JSON
+
+
+def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
+    """Return what JSON says.
+
+    Args:
+        content: in UTF-8.
+        most_parts: lists, objects and what is in them, all together.
+
+    Raises:
+        ValueError: it is none, has a name twice (readers differ in which they take), a text without a UTF-8 form, or too much.
+        RecursionError: it is nested without end.
+    """
+    parts = content.count(b",") + content.count(b"[") + content.count(b"{")
+    if parts > most_parts:
+        raise ValueError(f"it has more than {most_parts:,} parts")
+    found = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
+    _check_depth(found)
+    if _LONE.search(content):
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {shown(next(name for name in found if names.count(name) > 1))} twice")
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    level, depth = [found], 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+        held = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [part for parts in held for part in parts if isinstance(part, dict | list)]
+
+
+def _json_kind(found: Any) -> str:
+    names = {list: "list", str: "text", bool: "truth value", type(None): "null"}
+    return names.get(type(found), "number")
+
+
+# -- for libraries that open names by themselves
+
+
+@contextmanager
+def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkError] = ModelNotFoundError) -> Iterator[str]:
+    """Give a folder of one's own with copies of some files of another: of those that it has.
+
+    Args:
+        folder: whose.
+        names: of files that are read whole.
+        error: to be raised.
+
+    Raises:
+        ModelNotFoundError: one of them is there and is no file that can be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="hfsdk-copy-") as copy:
+        for name in names:
+            if has_file(folder, name):
+                Path(copy, name).write_bytes(read_file(folder, name, error=error))
+        yield copy
+
+
+def descriptor_path(file: BinaryIO) -> str:
+    """Return a path by which this process, and no other, opens a file that is open already, whatever its name means by now."""
+    return f"/{'proc/self' if os.path.isdir('/proc/self/fd') else 'dev'}/fd/{file.fileno()}"

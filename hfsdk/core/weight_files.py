@@ -1,0 +1,255 @@
+"""A folder's files of weights, as their index and headers say: checked before a number of them is read.
+
+::
+
+    model.safetensors.index.json     {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors", ...}}
+    model-00002-of-00002.safetensors
+        8 bytes                      length of the header
+        header                       {"model.norm.weight": {"dtype": "BF16", "shape": [256], "data_offsets": [0, 512]}, ...}
+        the numbers                  one tensor behind the other, to the end of the file
+
+The format is that of https://github.com/huggingface/safetensors; what its library refuses is refused here in a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from hfsdk.core.errors import ModelNotFoundError
+from hfsdk.core.lora import PEFT, AdapterSpec
+from hfsdk.core.rules import shown
+from hfsdk.core.scalars import is_whole
+from hfsdk.core.spec import ModelSpec
+from hfsdk.core.untrusted import descriptor_path, has_file, open_file, parse_json, read_json, shown_reason, where
+
+WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
+"""Names of a file of weights and, as peft writes it, of adapters; of several files their index has it before its own ending."""
+
+MOST_HEADER_BYTES = 100_000_000
+"""As the format's own library has it."""
+
+METADATA = "__metadata__"
+
+MOST_NUMBER = 2**63
+"""Of bits in a tensor, and of anything a header counts."""
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F16": 16, "BF16": 16,
+    "F32": 32, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+"""Of a number, by dtype."""
+
+READ = ("F64", "F32", "F16", "BF16")
+"""Dtypes of weights that models here are loaded from; others are quantised and mean something together with their scales."""
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor as a header has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    """First byte of its numbers, behind the header."""
+    end: int
+    """Where they are over."""
+
+
+class WeightFiles:
+    """The files of weights in a folder, opened as they are needed; a context manager that closes them.
+
+    Attributes:
+        folder: where they are.
+        files: name of a tensor -> name of its file.
+    """
+
+    def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
+        """Read the index or, of a single file, its header.
+
+        Args:
+            folder: where.
+            name: of the single file; an index has ``.index.json`` behind it.
+
+        Raises:
+            ModelNotFoundError: there are none, or one of the two is damaged.
+        """
+        self.folder = str(folder)
+        self._open: dict[str, BinaryIO] = {}
+        self._headers: dict[str, Mapping[str, TensorPlace]] = {}
+        self._stack = ExitStack()
+        index = f"{name}.index.json"
+        if has_file(folder, index):
+            self.files = _files_of(self.folder, index)
+        elif has_file(folder, name):
+            self.files = dict.fromkeys(self.header(name), name)
+        else:
+            raise ModelNotFoundError(
+                f"{folder} has no weights: neither {name} nor {index}. A model folder is what transformers' save_pretrained "
+                "writes, one of adapters what peft's does."
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def path(self, file: str) -> str:
+        """Return a path of a file, open from now on, for a library that opens it itself; its header has been checked.
+
+        Raises:
+            ModelNotFoundError: it cannot be read, or its header is damaged.
+        """
+        if file not in self._open:
+            opened = self._stack.enter_context(open_file(self.folder, file))
+            self._headers[file] = _header(self.folder, file, opened)
+            self._open[file] = opened
+        return descriptor_path(self._open[file])
+
+    def header(self, file: str) -> Mapping[str, TensorPlace]:
+        """Return the tensors of a file.
+
+        Raises: as :meth:`path`.
+        """
+        if file not in self._headers:
+            with open_file(self.folder, file) as opened:
+                self._headers[file] = _header(self.folder, file, opened)
+        return self._headers[file]
+
+    def place(self, name: str) -> TensorPlace:
+        """Return a tensor that :attr:`files` has.
+
+        Raises:
+            ModelNotFoundError: as :meth:`path`, or the file that the index names for it lacks it.
+        """
+        file = self.files[name]
+        found = self.header(file).get(name)
+        if found is None:
+            raise ModelNotFoundError(
+                f"{where(self.folder, file)} lacks {shown(name)}, which the index says it has. Take another copy."
+            )
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor; raises as :meth:`place`."""
+        return self.place(name).shape
+
+    def check(self, spec: ModelSpec, *, scalar: bool = False) -> None:
+        """Compare the weights with an architecture: of a model, or of the adapters beside one.
+
+        Args:
+            spec: what they should be.
+            scalar: whether the model has a scalar head in the place of that of a language model.
+
+        Raises:
+            ModelNotFoundError: one is missing, has another shape, or is none of floating point.
+        """
+        adapters = isinstance(spec, AdapterSpec)
+        before = PEFT if adapters else ""
+        whose = f"{spec.name} needs it there. Are they adapters of that model?" if adapters else (
+            f"it has {len(self.files)} tensors. The folder's weights are not those of {spec.name} ({spec.family})."
+        )  # fmt: skip
+        if spec.num_layers > len(self.files):  # of absurd numbers no list is made
+            raise ModelNotFoundError(f"{self.folder} lacks weights of {spec.num_layers:,} layers; {whose}")
+        tensors = {name: shape for name, shape in spec.tensors().items() if not (scalar and name == "lm_head.weight")}
+        missing = sorted(name for name in tensors if before + name not in self.files)
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ModelNotFoundError(f"{self.folder} lacks {', '.join(missing[:3])}{more}; {whose}")
+        for name, shape in tensors.items():
+            found = self.place(before + name)
+            if found.shape != shape:
+                said = f"{spec.name} needs" if adapters else "config.json says"
+                raise ModelNotFoundError(f"{self.folder}: {before + name} has shape {found.shape}; {said} {shape}.")
+            if found.dtype not in READ:
+                raise ModelNotFoundError(
+                    f"{self.folder}: {before + name} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a "
+                    "folder whose weights are not quantised."
+                )
+
+
+def weight_names(folder: str | Path, name: str = WEIGHTS) -> set[str]:
+    """Return the names of the weights in a folder, or of adapters; reads only the index and the files' headers.
+
+    Raises:
+        ModelNotFoundError: there are none, or a file is damaged.
+    """
+    with WeightFiles(folder, name) as files:
+        for tensor in files.files:
+            files.place(tensor)
+        return set(files.files)
+
+
+def _files_of(folder: str, index: str) -> dict[str, str]:
+    files = read_json(folder, index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ModelNotFoundError(
+            f"{folder}/{index} is damaged: it has no weight_map of tensors and their files. Take another copy."
+        )
+    for file in dict.fromkeys(one if isinstance(one, str) else repr(one)[:100] for one in files.values()):
+        if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
+            raise ModelNotFoundError(
+                f"{folder}/{index} is damaged: it names {shown(file)}, which is no *.safetensors of the folder. Take another copy."
+            )
+        if not has_file(folder, file):
+            raise ModelNotFoundError(f"{folder} lists {shown(file)} in its index, but the file is missing. Take another copy.")
+    return files
+
+
+def _header(folder: str, name: str, file: BinaryIO) -> Mapping[str, TensorPlace]:
+    """Return the checked header of an open file."""
+    try:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MOST_HEADER_BYTES, size - 8):
+            found = f"its header would have {length:,} bytes; the file has {size:,}"
+            raise ValueError(f"{found}, and a header at most {MOST_HEADER_BYTES:,}")
+        return _tensors(parse_json(file.read(length)), size - 8 - length)
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise ModelNotFoundError(
+            f"{where(folder, name)} is no safetensors file, or is damaged: {shown_reason(error)}. Take another copy."
+        ) from None
+
+
+def _tensors(header: Any, num_bytes: int) -> dict[str, TensorPlace]:
+    """Return the tensors of a header, which follow each other and fill the file's ``num_bytes``."""
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"{METADATA} is no object of texts")
+    places = {name: _place(name, tensor, num_bytes) for name, tensor in header.items()}
+    reached = 0
+    for begin, end, name in sorted((place.begin, place.end, name) for name, place in places.items()):
+        if begin != reached:
+            raise ValueError(f"{shown(name)} begins at byte {begin:,}, and what is before it ends at {reached:,}")
+        reached = end
+    if reached != num_bytes:
+        raise ValueError(f"its tensors have {reached:,} bytes, and behind the header are {num_bytes:,}")
+    return places
+
+
+def _place(name: str, tensor: Any, num_bytes: int) -> TensorPlace:
+    if not isinstance(tensor, dict) or tensor.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{shown(name)} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = tensor["dtype"], tensor["shape"], tensor["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise ValueError(f"{shown(name)} has dtype {shown(dtype)}; known are {', '.join(BITS)}")
+    bits, lengths = BITS[dtype], shape if isinstance(shape, list) else [-1]
+    for length in lengths:
+        bits = bits * length if is_whole(length) and 0 <= length < MOST_NUMBER else MOST_NUMBER
+        if bits >= MOST_NUMBER:
+            raise ValueError(f"{shown(name)} has shape {shown(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_whole, offsets)):
+        raise ValueError(f"{shown(name)} has data_offsets {shown(offsets)}")
+    begin, end = offsets
+    if not 0 <= begin <= end <= num_bytes or bits != 8 * (end - begin):
+        at = f"at bytes {shown(begin)} to {shown(end)} of {num_bytes:,}"
+        raise ValueError(f"{shown(name)} is {dtype} of shape {shown(shape)} {at}, which does not fit")
+    return TensorPlace(dtype, tuple(shape), begin, end)
