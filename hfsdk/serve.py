@@ -1,14 +1,17 @@
 """``python -m hfsdk.serve``: kept sessions for kernels outside the cluster, and for a look with a browser.
 
-It runs on the head node of the cluster, listens on 127.0.0.1 (for an SSH tunnel) unless it has a certificate, and asks everybody
-for its token, which is in a file of mode 0600.
+It runs on the head node of the cluster, and listens on 127.0.0.1 (for an SSH tunnel) unless ``--host`` says otherwise. A kernel and
+the server prove to each other that they know its token, which is in a file of mode 0600 and is never sent. A browser comes by a
+link that is good once: one is said at the start, and ``--link`` asks a running server for another.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from hfsdk.core.errors import HfsdkError
@@ -16,31 +19,54 @@ from hfsdk.core.errors import HfsdkError
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until it is interrupted; return the exit status."""
-    from hfsdk.engine.ray.ray_head import await_end, hold_ends
-    from hfsdk.session.serving import ServeOptions, Server, token_file
     from hfsdk.session.wire import PORT
 
-    hold_ends()  # awaited below: Ray would write about them
     parser = argparse.ArgumentParser(prog="python -m hfsdk.serve", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen; elsewhere than on 127.0.0.1 it needs a certificate")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--address", help='of the Ray cluster, "auto" or host:port; by default the sessions of this machine alone')
-    parser.add_argument("--certificate", help="for TLS: a PEM file")
+    parser.add_argument("--certificate", help="a PEM file, of a certificate that browsers know; by default one is made")
     parser.add_argument("--key", help="its key, a PEM file")
     parser.add_argument("--token-file", type=Path, help="by default one in ~/.local/state/hfsdk, made where there is none")
+    parser.add_argument(
+        "--link", nargs="?", const="", metavar="hfsdk://HOST:PORT/NAME",
+        help="ask the server that runs there (by default at --host and --port) for a link for a browser, good once, and end",
+    )  # fmt: skip
     given = parser.parse_args(arguments)
     try:
-        file = given.token_file or token_file()
-        token = file.read_text(encoding="utf-8").strip()
-        server = Server(ServeOptions(given.host, given.port, token, given.address, given.certificate, given.key))
+        return _serve(given) if given.link is None else _link(given)
     except (HfsdkError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+
+
+def _link(given: argparse.Namespace) -> int:
+    from hfsdk.session.attach import TOKEN, package_version
+    from hfsdk.session.remote_keeper import page_link
+
+    if given.token_file is not None or not (token := os.environ.get(TOKEN, "")):
+        from hfsdk.session.serving import token_file
+
+        token = (given.token_file or token_file()).read_text(encoding="utf-8").strip()
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    sys.stdout.write(f"{page_link(given.link or f'hfsdk://{host}:{given.port}/', token, package_version())}\n")
+    return 0
+
+
+def _serve(given: argparse.Namespace) -> int:
+    from hfsdk.engine.ray.ray_head import await_end, hold_ends
+    from hfsdk.session.serving import ServeOptions, Server, token_file
+
+    hold_ends()  # awaited below: Ray would write about them
+    file = given.token_file or token_file()
+    token = file.read_text(encoding="utf-8").strip()
+    options = ServeOptions(given.host, given.port, token, given.address, given.certificate, given.key)
+    server = Server(options, _tell)
     scheme, web = ("hfsdks", "https") if given.certificate else ("hfsdk", "http")
-    sys.stdout.write(
-        f"serving kept sessions at {scheme}://{given.host}:{server.port}/NAME, and for a browser at "
-        f"{web}://{given.host}:{server.port}/?token=...; the token is in {file}\n"
-    )
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    pages = f", and for a browser at {web}://{host}:{server.port}{server.page_link()} (once; --link makes another)"
+    told = pages if options.shows_pages else ""
+    sys.stdout.write(f"serving kept sessions at {scheme}://{host}:{server.port}/NAME{told}; the token is in {file}\n")
     sys.stdout.flush()
     serving = threading.Thread(target=server.run, name="hfsdk-serve", daemon=True)
     serving.start()
@@ -48,6 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     server.close()
     serving.join(5)
     return 0
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{time.strftime('%d %b %H:%M:%S')} {text}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     Raises:
         OptionError: there is none of this name, or it is another version's.
         SessionInUseError: another kernel has it.
-        SessionClosedError: the server of a session elsewhere refuses this kernel.
+        SessionClosedError: what answers at a session's address does not know the token, or is another version's.
     """
     if is_remote(name):
         return _attached(_remote(name, token), read_only=read_only, take_over=take_over)

@@ -1,34 +1,59 @@
 """``RemoteKeeper``: the keeper of a session as a kernel outside its cluster asks it, through the server on the head node.
 
-A lost connection comes back by itself: what was not answered is asked again, and the server does nothing twice.
+A lost connection comes back by itself: what was not answered is asked again, and the server does nothing twice. Whoever answers
+has to prove anew that it knows the token (``wire.py``): of another program that listens at the server's port the user is told
+once, and the server is looked for at the same pace. One thread runs the connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from hfsdk.core.asked_from import warn_user
-from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError
+from hfsdk.core.errors import HfsdkError, OptionError, SessionClosedError
 from hfsdk.core.runtime import Pick
 from hfsdk.core.table import Table
 from hfsdk.engine.calls.replies import Reply
+from hfsdk.session import keeper_requests as k
 from hfsdk.session.client import ControllerClient, let_through
-from hfsdk.session.wire import ANEW, NO_SESSION, PORT, PROTOCOL, answer_of, may_repeat, msgpack, request_bytes
+from hfsdk.session.tls import PROTOCOL, kernel_context
+from hfsdk.session.wire import (
+    ANEW,
+    HELLO_BYTES,
+    PORT,
+    THIS_CONNECTION,
+    WITH_NEWS,
+    Line,
+    StrangerError,
+    answer_of,
+    may_repeat,
+    msgpack,
+    prove_to_server,
+    request_bytes,
+)
 
-SCHEMES = {"hfsdk": "ws", "hfsdks": "wss"}
+SCHEMES = ("hfsdk", "hfsdks")
+"""Of addresses; with the second the certificate must be one that this machine's authorities know, too."""
 
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses before the connection is tried again, the last one from then on."""
 
 CONNECT_S = 10.0
+
+LEAVE_S = 3.0
+
+READ_BYTES = 2**18
+"""What is read ahead of a connection."""
 
 LOST_S = 3.0
 """After so long without a connection whoever waits is told, and an interrupt ends the waiting at once."""
@@ -37,6 +62,97 @@ LOST_S = 3.0
 def is_remote(name: str) -> bool:
     """Whether a session's name is an address of a server."""
     return name.partition("://")[0] in SCHEMES and "://" in name
+
+
+async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
+    """Get to the server of an address, which has proven that it knows the token, as has this side; return its id too.
+
+    Raises:
+        OSError: nothing answers there.
+        StrangerError: what answers there does not know the token.
+        SessionClosedError: it is another version's.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await _reached(url, token, version)
+    except TimeoutError:
+        raise TimeoutError(f"no word within {CONNECT_S:g} s") from None
+
+
+async def _reached(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
+    address = f"{url.scheme}://{url.netloc}"
+    try:
+        reader, writer = await asyncio.open_connection(
+            url.hostname, url.port or PORT, ssl=kernel_context(by_authorities=url.scheme == "hfsdks"), limit=READ_BYTES
+        )
+    except ssl.SSLCertVerificationError as error:
+        raise StrangerError(
+            f"shows a certificate that this machine's authorities do not know ({error.verify_message}; SSL_CERT_FILE names others, "
+            "and hfsdk:// needs none, for there the token alone proves whose it is)"
+        ) from error
+    except ssl.SSLError as error:
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            raise
+        raise StrangerError("does not speak TLS: it is another program, or the server of an older hfsdk") from error
+    line = Line(reader, writer)
+    try:
+        if line.protocol != PROTOCOL:
+            raise StrangerError(f"does not speak {PROTOCOL}: it is another program, or the server of another hfsdk")
+        await prove_to_server(line, token, line.certificate)
+        said = msgpack().decode(await line.frame(HELLO_BYTES))
+        theirs, server = said["version"], str(said["server"])
+    except (ValueError, TypeError, LookupError):
+        line.abort()
+        raise SessionClosedError(f"what answers at {address} is no server of hfsdk's") from None
+    except BaseException:
+        line.abort()
+        raise
+    if theirs != version:
+        line.abort()
+        raise SessionClosedError(
+            f"the server of {address} is hfsdk {theirs}, and this is {version}; nothing was sent. Use the same version."
+        )
+    return line, server
+
+
+def strange(address: str, error: StrangerError) -> str:
+    """Return what is said of somebody else who answers at an address."""
+    return (
+        f"what answers at {address} {error}. It got nothing that lets it in. Either another program listens there (the server has "
+        "ended, or an SSH tunnel leads elsewhere), or this is not the server's token: `python -m hfsdk.serve` says which file that "
+        "is in"
+    )
+
+
+def page_link(address: str, token: str, version: str) -> str:
+    """Ask a server for a link that shows a browser its sessions, once.
+
+    Raises:
+        OptionError: nothing answers there, or it shows no pages.
+        SessionClosedError: what answers there does not know the token, or is of another version.
+    """
+    url = urlsplit(address)
+
+    async def ask() -> str:
+        line, _ = await reach(url, token, version)
+        try:
+            line.send(msgpack().encode({"version": version, "name": url.path.strip("/"), "link": True}))
+            said = msgpack().decode(await line.frame(HELLO_BYTES))
+        finally:
+            await line.close()
+        if not said["web"]:
+            raise OptionError(
+                f"the server at {address} shows no pages: it listens to others without a --certificate. Have it listen on "
+                "127.0.0.1, and reach it through an SSH tunnel"
+            )
+        return f"{said['web']}://{url.netloc}{said['path']}"
+
+    try:
+        return asyncio.run(ask())
+    except StrangerError as error:
+        raise SessionClosedError(strange(address, error)) from None
+    except OSError as error:
+        raise OptionError(f"nothing answers at {address}: {error}. Does `python -m hfsdk.serve` run there?") from error
 
 
 class _Waiting:
@@ -68,27 +184,29 @@ class RemoteKeeper:
         self.name = url.path.strip("/")
         if not self.name or not url.hostname:
             raise OptionError(f"a session elsewhere is named hfsdk://HOST:PORT/NAME; got {address!r}")
-        if url.scheme == "hfsdk" and url.hostname not in ("127.0.0.1", "::1", "localhost"):
-            raise OptionError(
-                f"the token would travel to {url.hostname} as it is: use hfsdks:// (TLS), or an SSH tunnel: ssh -L "
-                f"{url.port or PORT}:127.0.0.1:{url.port or PORT} {url.hostname}, then "
-                f"hfsdk://127.0.0.1:{url.port or PORT}/{self.name}"
-            )
-        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-        self._address = address
-        self._url = f"{SCHEMES[url.scheme]}://{host}:{url.port or PORT}/{self.name}"
+        self._address, self._url = address, url
         self._token, self._version, self._id = token, version, secrets.token_hex(8)
         self.client: ControllerClient | None = None
         self._waiting: dict[int, _Waiting] = {}
         self._number = 0
         self._lock = threading.Lock()
-        self._connection: Any = None
+        self._line: Line | None = None
         self._server = ""
-        self._over = threading.Event()
+        self._over = False
         self._failed: HfsdkError | None = None
-        self._lost_s, self._said_lost, self._answered = math.inf, False, False
-        self._connect()
-        threading.Thread(target=self._run, name="hfsdk-remote", daemon=True).start()
+        self._lost_s, self._said_lost, self._answered, self._stranger = math.inf, False, False, ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        opened: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run_until_left, args=(opened,), name="hfsdk-remote", daemon=True)
+        self._thread.start()
+        try:
+            opened.result()
+        except StrangerError as error:
+            raise SessionClosedError(strange(address, error)) from None
+        except BaseException:
+            self.leave()
+            raise
 
     # -- as a keeper
 
@@ -123,8 +241,8 @@ class RemoteKeeper:
         if not self._said_lost:
             self._said_lost = True
             warn_user(
-                f"the connection to {self._address} is lost, and tried again: what was asked is done when it is back. Ctrl-C ends "
-                "the waiting."
+                f"the connection to {self._address} is lost, and tried again: what was asked is done when it is back. "
+                f"{self._stranger}Ctrl-C ends the waiting."
             )
 
     def tell(self, request: Any) -> None:
@@ -143,128 +261,128 @@ class RemoteKeeper:
         """Nothing: a kernel elsewhere is on no cluster."""
 
     def leave(self) -> None:
-        """Have done with the server."""
-        self._over.set()
-        connection = self._connection
-        if connection is not None:
-            connection.close()
+        """Have done with the server; what was told it last is sent."""
+        self._over = True
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(LEAVE_S)
 
     def _send(self, request: Any) -> _Waiting:
         if self._failed is not None:
             raise self._failed
         with self._lock:
             self._number += 1
-            waiting = _Waiting(request, request_bytes(self._number, min(self._waiting, default=self._number), request))
-            self._waiting[self._number] = waiting
-            connection = self._connection
-            waiting.sent = connection is not None
-        if connection is not None:
-            with suppress(Exception):  # it is lost: the thread that listens finds out, and sends it again
-                connection.send(waiting.frame)
+            try:
+                frame = request_bytes(self._number, min(self._waiting, default=self._number), request)
+            except OptionError as error:
+                self._number -= 1
+                refused: OptionError | None = error
+            else:
+                refused = None
+                waiting = self._waiting[self._number] = _Waiting(request, frame)
+                line, waiting.sent = self._line, self._line is not None
+        if refused is not None:
+            if isinstance(request, WITH_NEWS) and not (isinstance(request, k.Ask) and request.message is None):
+                released = request.released if isinstance(request, k.Ask) else ()
+                self._send(k.Ask(request.turn, None, request.news, released))  # what came along is not told again
+            raise refused
+        if line is not None and self._loop is not None:
+            with suppress(RuntimeError):  # it is on its way out
+                self._loop.call_soon_threadsafe(line.send, waiting.frame)
         return waiting
 
-    # -- the connection
+    # -- the connection, in its thread
 
-    def _connect(self) -> None:
-        """Get to the server, and see that it is of this version.
+    def _run_until_left(self, opened: Future[None]) -> None:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._run(opened))
+
+    async def _run(self, opened: Future[None]) -> None:
+        """Connect, tell that or why not, then listen, and connect again, until this side leaves."""
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            await self._connect()
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        tries = 0
+        while not self._over:
+            try:
+                line = self._line or await self._connect()
+                while True:
+                    frame = await line.frame()
+                    tries = 0
+                    self._hear(*answer_of(frame, self.client))
+            except StrangerError as error:
+                self._tell_once(strange(self._address, error))
+            except SessionClosedError as error:
+                self._fail(error)
+            except OSError:
+                pass
+            except Exception as error:
+                self._fail(HfsdkError(f"what the server sent cannot be read: {error}"))
+            finally:
+                await self._lose()
+            if self._failed is not None:
+                return
+            await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries += 1
+
+    async def _lose(self) -> None:
+        """The connection is lost, or this side leaves."""
+        with self._lock:
+            line, self._line = self._line, None
+            if line is not None:
+                self._lost_s = time.monotonic()
+        if line is not None:
+            await line.close()
+
+    async def _connect(self) -> Line:
+        """Get to the server, say who asks, and ask again what is not answered.
 
         Raises:
             OSError: nothing answers there.
-            SessionClosedError: the server refuses this kernel, or has another version.
+            SessionClosedError: the server has another version.
         """
-        try:
-            from websockets.exceptions import InvalidStatus, WebSocketException
-            from websockets.sync.client import connect
-        except ModuleNotFoundError as error:
-            raise ModelNotFoundError("sessions elsewhere need the package 'websockets': pip install 'hfsdk[remote]'") from error
-        context = ssl.create_default_context() if self._url.startswith("wss") else None
-        try:
-            connection = connect(
-                self._url, ssl=context, additional_headers={"Authorization": f"Bearer {self._token}"}, max_size=None,
-                compression=None, open_timeout=CONNECT_S, ping_interval=10, ping_timeout=20, proxy=None,
-            ).__enter__()  # fmt: skip  # a connection, in every version of the package; used without it is deprecated
-        except InvalidStatus as error:
-            text = "the token is not this server's" if error.response.status_code == 401 else str(error)
-            raise SessionClosedError(f"{self._address}: {text}") from None
-        except WebSocketException as error:  # cut in the middle of it
-            raise OSError(str(error)) from error
-        try:
-            self._greet(connection)
-        except BaseException:
-            connection.close()
-            raise
-
-    def _greet(self, connection: Any) -> None:
-        """Hear which server this is, say who asks, and ask again what is not answered."""
-        from websockets.exceptions import WebSocketException
-
-        try:
-            said = msgpack().decode(connection.recv(CONNECT_S))
-            server = said["server"]
-        except WebSocketException as error:
-            raise OSError(str(error)) from error
-        except (ValueError, TypeError, LookupError):
-            raise SessionClosedError(f"what answers at {self._address} is no server of hfsdk's") from None
-        if said.get("version") != self._version or said.get("protocol") != PROTOCOL:
-            raise SessionClosedError(
-                f"the server of {self._address} is hfsdk {said.get('version')}, and this is {self._version}; nothing was sent. Use "
-                "the same version."
-            )
+        line, server = await reach(self._url, self._token, self._version)
+        line.beat()
         with self._lock:
             following = min((number for number, one in self._waiting.items() if not one.sent), default=self._number + 1)
-        with suppress(WebSocketException):  # as above; whoever listens finds out
-            connection.send(msgpack().encode({"client": self._id, "version": self._version, "next": following}))
+        hello = {"client": self._id, "version": self._version, "name": self.name, "next": following}
+        line.send(msgpack().encode(hello))
         with self._lock:
             anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
-            self._connection, self._lost_s, self._said_lost = connection, math.inf, False
+            self._line, self._lost_s, self._said_lost, self._stranger = line, math.inf, False, ""
         for number, one in waiting:
             if anew and one.sent and not may_repeat(one.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
             else:
                 one.sent = True
-                with suppress(WebSocketException):
-                    connection.send(one.frame)
+                line.send(one.frame)
+        return line
 
-    def _run(self) -> None:
-        from websockets.exceptions import WebSocketException
+    def _tell_once(self, text: str) -> None:
+        """Tell the user, once until the server is there again."""
+        if not self._stranger:
+            self._stranger = f"{text}. "
+            with suppress(UserWarning):  # where warnings are errors
+                warn_user(f"{text}. The server is looked for again and again meanwhile.")
 
-        tries = 0
-        while not self._over.is_set():
-            try:
-                if self._connection is None:
-                    self._connect()
-                for frame in self._connection:
-                    tries, self._answered = 0, True
-                    number, reply = answer_of(frame, self.client)
-                    self._take(number, reply)
-            except SessionClosedError as error:
-                self._fail(error)
-                return
-            except (OSError, TimeoutError, WebSocketException):
-                pass
-            except Exception as error:
-                self._fail(HfsdkError(f"what the server sent cannot be read: {error}"))
-                return
-            if self._connection is not None:
-                self._end_of(self._connection)
-            if self._failed is not None:
-                return
-            with self._lock:
-                if self._connection is not None:
-                    self._lost_s = time.monotonic()
-                self._connection = None
-            self._over.wait(RETRY_S[min(tries, len(RETRY_S) - 1)])
-            tries += 1
-
-    def _end_of(self, connection: Any) -> None:
-        """See why the server has ended the connection."""
-        if self._over.is_set():
+    def _hear(self, number: int, reply: Reply) -> None:
+        """Take an answer; that of the connection itself says why the server ends it."""
+        if number != THIS_CONNECTION:
+            self._answered = True
+            self._take(number, reply)
             return
-        if connection.close_code == NO_SESSION and not self._answered:
-            self._fail(OptionError(f"{connection.close_reason} at {self._address}; hf.sessions() on the cluster lists them"))
-        elif connection.close_code in (1002, 1011, NO_SESSION):
-            self._fail(SessionClosedError(f"the server of {self._address} says: {connection.close_reason}"))
+        error = reply.errors[0]
+        if isinstance(error, OptionError) and not self._answered:
+            self._fail(OptionError(f"{error} at {self._address}; hf.sessions() on the cluster lists them"))
+        else:
+            self._fail(SessionClosedError(f"the server of {self._address} says: {error}"))
 
     def _take(self, number: int, reply: Reply) -> None:
         with self._lock:

@@ -50,7 +50,7 @@ class Pages:
 
     def _list(self) -> str:
         found = sessions(self._address)
-        rows = "".join(f'<li><a href="/{escape(one.name)}">{escape(one.name)}</a>: {escape(one.words)}</li>' for one in found)
+        rows = "".join(f'<li><a href="{escape(one.name)}">{escape(one.name)}</a>: {escape(one.words)}</li>' for one in found)
         return f"<ul>{rows}</ul>" if rows else "<p>no kept sessions</p>"
 
     def _of(self, name: str) -> str:

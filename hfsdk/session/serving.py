@@ -1,36 +1,50 @@
 """The server of kept sessions: one port on the head node of their cluster, for kernels elsewhere and for a look with a browser.
 
 It holds nothing of a session: it passes requests on to the keepers, and answers as plain data. Whoever has its token can run code
-in the sessions, as whoever has the cluster's; so it listens on this machine alone (for an SSH tunnel), or with TLS.
+in the sessions, as whoever has the cluster's: see ``wire.py`` for how both sides prove that they know it, ``acceptor.py`` for what
+those cost who do not, and ``page_access.py`` for who sees the pages. One thread runs the connections; threads of a pool wait for
+the keepers.
 """
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import importlib
-import logging
 import os
 import secrets
-import ssl
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from hfsdk.core.errors import HfsdkError, OptionError, SessionClosedError
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.replies import Reply, errors_of
 from hfsdk.session import keeper_requests as k
+from hfsdk.session.acceptor import Acceptor, Arrival, Refusals
 from hfsdk.session.attach import done_with, keeper_of, package_version
+from hfsdk.session.page_access import LOOPBACK, PageAccess, PageRequest, Visit, refused, response
 from hfsdk.session.served_page import Pages
-from hfsdk.session.wire import ANEW, NO_SESSION, PORT, PROTOCOL, answer_bytes, may_repeat, msgpack, request_of
+from hfsdk.session.tls import PROTOCOL, server_context
+from hfsdk.session.wire import (
+    ANEW,
+    HELLO_BYTES,
+    PORT,
+    THIS_CONNECTION,
+    Line,
+    StrangerError,
+    answer_bytes,
+    may_repeat,
+    msgpack,
+    prove_to_kernel,
+    request_of,
+)
 
 AT_ONCE = 64
 """Requests that are answered at once; one that waits for events takes a second."""
@@ -41,14 +55,14 @@ IDLE_S = 2.0
 REMEMBERED_S = 600.0
 """How long what a kernel has asked is known after its connection was lost; later it is told that this is not known any more."""
 
-HELLO_S = 20.0
-"""How long a kernel that has shown the token may take to say which it is."""
+TOKEN_CHARS = 16
+"""Fewest of a token."""
 
-HEADERS = (
-    ("Content-Type", "text/html; charset=utf-8"), ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' blob:"),
-    ("X-Frame-Options", "DENY"), ("X-Content-Type-Options", "nosniff"),
-)  # fmt: skip
+WAITING = 1024
+"""Connections that the system keeps until they are accepted."""
+
+SHOWN_S = 30.0
+"""How long a browser may take to read a page."""
 
 
 def token_file() -> Path:
@@ -74,19 +88,21 @@ class ServeOptions:
     certificate: str | None = None
     key: str | None = None
 
+    @property
+    def shows_pages(self) -> bool:
+        """Whether a browser can know whom it asks: by a certificate, or because nothing leaves this machine."""
+        return self.certificate is not None or self.host in LOOPBACK
+
     def check(self) -> None:
-        """Refuse to listen to others without TLS, or without a token.
+        """Refuse a token that could be guessed.
 
         Raises:
             OptionError: says what to do.
         """
-        if len(self.token) < 16:
-            raise OptionError("the server needs a token of at least 16 characters")
-        if self.host not in ("127.0.0.1", "::1", "localhost") and self.certificate is None:
+        if len(self.token) < TOKEN_CHARS:
             raise OptionError(
-                f"to listen on {self.host} give a certificate and its key (--certificate, --key), for the token and all else would "
-                "travel as they are; or listen on 127.0.0.1, and reach it through an SSH tunnel: ssh -L "
-                f"{self.port}:127.0.0.1:{self.port} HEAD"
+                f"the server needs a token of at least {TOKEN_CHARS} random characters, and got {len(self.token)}; without "
+                "--token-file it makes one"
             )
 
 
@@ -177,117 +193,157 @@ class Keepers:
 
 
 class Server:
-    """See the module's text.
+    """See the module's text; it listens from the start, and answers when it runs.
+
+    Args:
+        options: where and how.
+        tell: told in a line of those who were refused.
 
     Attributes:
         port: where it listens.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, tell: Callable[[str], None] = lambda text: None) -> None:
         options.check()
-        from websockets.sync.server import serve
-
+        msgpack()
         self._options, self._id = options, secrets.token_hex(8)
+        self._context, self._certificate = server_context(options.certificate, options.key)
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        self._listener = socket.create_server((options.host, options.port), family=family, backlog=WAITING)
+        self.port = int(self._listener.getsockname()[1])
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hfsdk-serve")
         self._kernels: dict[str, Answers] = {}
         self._lock = threading.Lock()
         self._pages, self._keepers = Pages(options.address), Keepers(options.address)
+        self._access = PageAccess(self.port, encrypted=options.certificate is not None)
+        self._refusals = Refusals(tell)
         self._over = threading.Event()
-        context = None
-        if options.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(options.certificate, options.key)
-        self._server = serve(
-            self._talk, options.host, options.port, ssl=context, process_request=self._admit, max_size=None, compression=None,
-            ping_interval=10, ping_timeout=20, logger=_silent(),
-        )  # fmt: skip
-        self.port = int(self._server.socket.getsockname()[1])
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends: asyncio.Event | None = None
 
     def run(self) -> None:
         """Serve until :meth:`close`."""
         threading.Thread(target=self._rest, name="hfsdk-serve-rest", daemon=True).start()
-        self._server.serve_forever()
+        with self._listener:
+            asyncio.run(self._serve_all())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve_all(self) -> None:
+        self._ends, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        if self._over.is_set():
+            return
+        accepting = asyncio.create_task(Acceptor(self._listener, self._meet, self._refusals).accept())
+        await self._ends.wait()
+        accepting.cancel()
 
     def _rest(self) -> None:
         while not self._over.wait(IDLE_S / 2):
             self._keepers.rest()
             self._pages.rest()
+            self._refusals.rest()
             self._forget()
 
     def close(self) -> None:
         """End."""
         self._over.set()
-        self._server.shutdown()
+        if self._loop is None or self._ends is None:  # nobody was served
+            self._listener.close()
+        else:
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._ends.set)
         self._pages.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def page_link(self, name: str = "") -> str:
+        """Return the path of a link for a browser, good once; from any thread."""
+        return self._access.link(name)
 
     # -- who comes
 
-    def _admit(self, connection: Any, request: Any) -> Any:
-        """Let nobody in without the token; answer a browser with a page."""
-        try:
-            url = urlsplit(request.path)
-            name, query = url.path.strip("/"), parse_qs(url.query)
-            cookie = SimpleCookie(request.headers.get("Cookie", "")).get("hfsdk")
-            bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            is_kernel = "upgrade" in request.headers.get("Connection", "").lower()
-        except (ValueError, LookupError, CookieError):  # damaged, or said twice
-            return self._respond(connection, HTTPStatus.BAD_REQUEST, "what came is no request\n")
-        shown = bearer if is_kernel else (query.get("token", [""])[0] or (cookie.value if cookie else "") or bearer)
-        if not hmac.compare_digest(shown.encode(errors="replace"), self._options.token.encode()):
-            return self._respond(connection, HTTPStatus.UNAUTHORIZED, "the token is missing, or not this server's\n")
-        if is_kernel:
-            return None
-        status, text = self._pages.page(name)
-        response = self._respond(connection, status, text)
-        if query.get("token"):
-            secure = "; Secure" if self._options.certificate else ""
-            response.headers["Set-Cookie"] = f"hfsdk={shown}; HttpOnly; SameSite=Strict; Path=/{secure}"
-        return response
+    async def _meet(self, arrival: Arrival) -> Awaitable[None]:
+        """Have a kernel or a browser prove itself."""
+        tls = await arrival.speaks_tls()
+        line = await arrival.open(self._context if tls else None)
+        if line.protocol == PROTOCOL:
+            await prove_to_kernel(line, self._options.token, self._certificate)
+            return self._talk(line)
+        visit = self._visit(await line.head(), tls=tls)
+        if visit.cookie is not None:
+            return self._show(line, visit)
+        line.send_bare(response(visit.status, visit.text, None))
+        await line.close()
+        raise StrangerError("a browser, or another program, came without a link or a cookie of this server")
 
-    @staticmethod
-    def _respond(connection: Any, status: HTTPStatus, text: str) -> Any:
-        response = connection.respond(status, text)
-        for name, value in HEADERS:
-            if name in response.headers:
-                del response.headers[name]
-            response.headers[name] = value
-        return response
+    def _visit(self, head: bytes, *, tls: bool) -> Visit:
+        try:
+            request = PageRequest.of(head)
+        except ValueError:
+            return refused(HTTPStatus.BAD_REQUEST, "what came is no request")
+        if not self._options.shows_pages or (not tls and self._options.certificate is not None):
+            return refused(
+                HTTPStatus.FORBIDDEN, "pages are shown at https://, with a --certificate of this server's, or through an SSH tunnel"
+            )
+        return self._access.visit(request)
+
+    async def _show(self, line: Line, visit: Visit) -> None:
+        """Answer a browser that was let in."""
+        try:
+            status, text = visit.status, visit.text
+            if visit.name is not None:
+                status, text = await self._in_pool(self._pages.page, visit.name)
+            line.send_bare(response(status, text, visit.cookie))
+        finally:
+            await line.close(SHOWN_S)
 
     # -- kernels
 
-    def _talk(self, connection: Any) -> None:
+    async def _talk(self, line: Line) -> None:
         """Answer one kernel until its connection ends."""
-        from websockets.exceptions import ConnectionClosed
+        line.beat()
+        try:
+            error = await self._answer_kernel(line)
+            if error is not None:
+                line.send(answer_bytes(THIS_CONNECTION, Reply(errors=(error,))))
+        except OSError:
+            pass  # it comes back
+        finally:
+            await line.close()
 
-        name = urlsplit(connection.request.path).path.strip("/")
-        with suppress(ConnectionClosed):
-            connection.send(msgpack().encode({"version": package_version(), "server": self._id, "protocol": PROTOCOL}))
+    async def _answer_kernel(self, line: Line) -> Exception | None:
+        """Answer a kernel; return why that ends, where it is not the kernel that ends it.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        line.send(msgpack().encode({"version": package_version(), "server": self._id}))
+        try:
+            hello = msgpack().decode(await line.frame(HELLO_BYTES))
+            if hello["version"] != package_version():
+                return SessionClosedError("another version of hfsdk")
+            name = str(hello["name"])
+            if hello.get("link"):
+                web = "https" if self._options.certificate else "http"
+                line.send(msgpack().encode({"web": web if self._options.shows_pages else "", "path": self._access.link(name)}))
+                return None
+            client, following = str(hello["client"]), int(hello["next"])
+        except (ValueError, TypeError, LookupError):
+            return SessionClosedError("this is no kernel")
+        try:
+            keeper = await self._in_pool(self._keepers.enter, name)
+        except HfsdkError as error:
+            return SessionClosedError(str(error))
+        if keeper is None:
+            return OptionError(f"there is no session {name!r}")
+        try:
+            answers = self._answers(f"{name}/{client}", following)
             try:
-                hello = msgpack().decode(connection.recv(HELLO_S))
-                client, theirs, following = str(hello["client"]), hello["version"], int(hello["next"])
-            except (TimeoutError, ValueError, TypeError, LookupError):
-                connection.close(1002, "this is no kernel")
-                return
-            if theirs != package_version():
-                connection.close(1002, "another version of hfsdk")
-                return
-            try:
-                keeper = self._keepers.enter(name)
-            except HfsdkError as error:
-                connection.close(1011, str(error)[:120])
-                return
-            if keeper is None:
-                connection.close(NO_SESSION, f"there is no session {name!r}"[:120])
-                return
-            try:
-                answers = self._answers(f"{name}/{client}", following)
-                try:
-                    self._serve(connection, keeper, answers)
-                finally:
-                    self._left(answers)
+                return await self._serve(line, keeper, answers)
             finally:
-                self._keepers.leave(name)
+                self._left(answers)
+        finally:
+            self._keepers.leave(name)
+
+    async def _in_pool(self, do: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, do, *arguments)
 
     def _answers(self, kernel: str, following: int) -> Answers:
         with self._lock:
@@ -307,33 +363,30 @@ class Server:
                 if not answers.users and time.monotonic() - answers.left_s > REMEMBERED_S:
                     del self._kernels[kernel]
 
-    def _serve(self, connection: Any, keeper: Any, answers: Answers) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        sending = threading.Lock()
+    async def _serve(self, line: Line, keeper: Any, answers: Answers) -> Exception:
+        """Answer requests, as they come; return why that ends."""
+        loop = asyncio.get_running_loop()
 
         def answer(number: int, done: Future[Reply]) -> None:
             reply = done.result()
-            with suppress(ConnectionClosed), sending:
-                connection.send(answer_bytes(number, reply))
-                if any(isinstance(error, SessionClosedError) for error in reply.errors) and not keeper.lives():
-                    connection.close(1011, str(reply.errors[0])[:120])
+            frames = [answer_bytes(number, reply)]
+            if any(isinstance(error, SessionClosedError) for error in reply.errors) and not keeper.lives():
+                frames.append(answer_bytes(THIS_CONNECTION, Reply(errors=reply.errors[:1])))
+            with suppress(RuntimeError):  # the server has ended
+                for frame in frames:
+                    loop.call_soon_threadsafe(line.send, frame)
 
-        for frame in connection:
+        while True:
             try:
-                number, answered, request = request_of(frame)
+                frame = await line.frame()
+            except OptionError as error:
+                return SessionClosedError(str(error))
+            try:
+                number, answered, request = await self._in_pool(request_of, frame)
             except Exception:  # whatever it unpickles to
-                connection.close(1002, "what came is no request")
-                return
+                return SessionClosedError("what came is no request")
             future = answers.once(number, answered, request, lambda request=request: self._pool.submit(_reply, keeper, request))  # type: ignore[misc]
             future.add_done_callback(lambda done, number=number: answer(number, done))  # type: ignore[misc]
-
-
-def _silent() -> logging.Logger:
-    """Return where the protocol tells of strangers: nowhere, for anybody could fill a disk with it."""
-    logger = logging.getLogger("hfsdk.serve")
-    logger.setLevel(logging.CRITICAL)
-    return logger
 
 
 def _reply(keeper: Any, request: k.Request) -> Reply:

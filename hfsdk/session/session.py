@@ -152,7 +152,7 @@ class Session(Guided, Offering):
 
         Args:
             name: the session's; from outside its cluster ``"hfsdk://127.0.0.1:8267/NAME"``, with ``python -m hfsdk.serve`` on its
-                head node and an SSH tunnel to it (``hfsdks://`` with TLS).
+                head node and an SSH tunnel to it.
             address: of its Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
             token: of that server; by default ``HFSDK_TOKEN`` of the environment.
             read_only: only look: pictures, history, values of batches; whoever has the session keeps it.
@@ -163,7 +163,7 @@ class Session(Guided, Offering):
             OptionError: there is no such session, or another version of hfsdk keeps it.
             SessionInUseError: another kernel has it; says which.
             PlacementError: there is no such cluster, or this process uses another one.
-            SessionClosedError: the server refuses the token, or is another version's.
+            SessionClosedError: what answers does not know the token, or is another version's.
         """
         session = cls.__new__(cls)
         with held():

@@ -1,19 +1,21 @@
-"""What the server of kept sessions remembers: each request once, answers no longer than needed, no keeper that has ended."""
+"""What the server of kept sessions remembers and takes: each request once, no answer longer than needed, nothing without bounds."""
 
-import socket
-import threading
+import tempfile
 import weakref
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from expect import each, refuses
+from served import NAME, Served, all_of, attach, framed, kept_session, kernels_line, prove
 
 import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.session import keeper_requests as k
-from hfsdk.session import serving
+from hfsdk.session import serving, tls, wire
+from hfsdk.session.attach import package_version
 
 ACT, LOOK = k.Ask(1, m.Release((1,))), k.Ask(1, q.StateOf(3))
 
@@ -72,67 +74,104 @@ def test_the_server_has_done_with_a_keeper_that_has_ended(monkeypatch):
 
 
 @pytest.fixture
-def server():
-    """A server of kept sessions without Ray, on a port of its own."""
-    pytest.importorskip("websockets")
-    server = serving.Server(serving.ServeOptions(port=0, token="0123456789abcdef"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server
-    server.close()
-    thread.join(60)
+def session_kept(monkeypatch):
+    with kept_session(monkeypatch) as keeper:
+        yield keeper
 
 
-def status_and_text(server, lines):
-    """Send a request's lines and return what the server answers before it ends the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.sendall("\r\n".join((*lines, "", "")).encode())
-        with connection.makefile("rb") as answer:
-            status, *_, text = answer.read().decode().split("\r\n")
-    return status.split(" ")[1], text
+@pytest.fixture
+def small(monkeypatch):
+    """Messages of at most this."""
+    monkeypatch.setattr(wire, "MOST_BYTES", 100_000)
+    return 100_000
 
 
-KERNEL = ("Host: localhost", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
-          "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==")  # fmt: skip
-BROWSER = ("Host: localhost", "Connection: close")
+def test_what_is_too_large_to_send_is_refused_at_the_users_line_and_nothing_else_changes(session_kept, small):
+    with Served() as server:
+        session = attach(server.port)
+        session.seed = 4711
+        with refuses(hf.OptionError, f"{small:,}", "in parts"):
+            session.batch(x=[np.arange(20_000.0)])
+        assert len(session.batch(x=[np.arange(10.0)])) == 1
+        another = attach(server.port, read_only=True)
+        assert another.seed == 4711, "what came along with the refused message was told"
+        another.detach()
+        session.detach()
 
 
-@each(
-    "path, headers",
-    [
-        ("/exp7", KERNEL),
-        ("/exp7", (*KERNEL, "Authorization: Bearer 0123456789abcdeF")),
-        ("/exp7?token=0123456789abcdef", KERNEL),  # a page's address may be in somebody's history
-        ("/", BROWSER),
-        ("/?token=0123456789abcde", BROWSER),
-        ("/", (*BROWSER, "Cookie: hfsdk=nothing")),
-    ],
-)
-def test_nobody_without_the_token_gets_anything(server, path, headers):
-    status, text = status_and_text(server, (f"GET {path} HTTP/1.1", *headers))
-    assert status == "401"
-    assert "token" in text
+def test_an_answer_that_is_too_large_is_an_error_of_its_question_alone(small):
+    number, reply = wire.answer_of(wire.answer_bytes(7, Reply(np.arange(20_000.0))), None)
+    assert number == 7
+    with refuses(hf.OptionError, f"{small:,}"):
+        reply.unpack()
+    assert wire.answer_of(wire.answer_bytes(8, Reply(3)), None)[1].unpack() == 3
+
+
+def hello(name=NAME, **more):
+    return framed(wire.msgpack().encode({"client": "c", "version": package_version(), "name": name, "next": 1} | more))
 
 
 @each(
-    "options, named",
+    "frames, named",
     [
-        ({"host": "0.0.0.0", "token": "0123456789abcdef"}, ["0.0.0.0", "--certificate"]),
-        ({"host": "192.168.0.7", "token": "0123456789abcdef"}, ["192.168.0.7", "ssh -L"]),
-        ({"token": "short"}, ["16 characters"]),
+        ((2**31).to_bytes(4, "big"), "2,147,483,648"),  # no such message is read, and no memory taken for it
+        (framed(b"no request"), "no request"),
+        (framed(bytes(16) + b"\x80\x05cut"), "no request"),
     ],
 )
-def test_a_server_that_would_be_open_to_others_is_not_started(options, named):
-    with refuses(hf.OptionError, *named):
-        serving.Server(serving.ServeOptions(port=0, **options))
+def test_a_kernel_that_makes_no_sense_is_told_so_and_the_others_go_on(session_kept, frames, named):
+    with Served() as server:
+        session = attach(server.port)
+        with kernels_line(server.port) as line:
+            prove(line)
+            line.sendall(hello() + frames)
+            said = all_of(line)
+        assert named.encode() in said
+        assert session.roles == ()
+        session.detach()
+        assert server.said == [], "it has the token: the kernel is told, and no stranger was there"
 
 
 @each(
-    "request_line, headers",
+    "first, named",
     [
-        ("GET http://[ HTTP/1.1", ()),
-        ("GET /fire HTTP/1.1", ("Authorization: Bearer one", "Authorization: Bearer two")),
+        (framed(b"x" * 5000), "no kernel"),  # more than a hello may be
+        (framed(b"x"), "no kernel"),
+        (framed(wire.msgpack().encode([1, 2])), "no kernel"),
+        (framed(wire.msgpack().encode({"version": "0", "name": NAME})), "another version"),
+        (hello("none"), "there is no session"),
     ],
 )
-def test_a_damaged_request_is_refused_in_a_line(server, request_line, headers):
-    assert status_and_text(server, (request_line, *KERNEL, *headers)) == ("400", "what came is no request\n")
+def test_a_first_word_that_is_no_kernels_ends_the_connection_with_a_reason(session_kept, first, named):
+    with Served() as server, kernels_line(server.port) as line:
+        prove(line)
+        line.sendall(first)
+        assert named.encode() in all_of(line)
+
+
+def test_another_version_is_told_before_anything_is_sent(session_kept, monkeypatch):
+    with Served() as server:
+        this = package_version()
+        monkeypatch.setattr("hfsdk.session.attach.package_version", lambda: "99")
+        with refuses(hf.SessionClosedError, this, "99", server.port, "nothing was sent"):
+            attach(server.port)
+
+
+def test_a_certificate_of_ones_own_serves_and_is_checked_by_authorities_where_the_address_says_so(
+    session_kept, tmp_path, monkeypatch
+):
+    file = tmp_path / "own.pem"
+    file.write_bytes(tls.own_certificate())
+    with Served(certificate=str(file), key=None) as server:
+        attach(server.port).detach()
+        with refuses(hf.SessionClosedError, "authorities", "SSL_CERT_FILE"):
+            attach(server.port, scheme="hfsdks")
+    file.write_text("no certificate")
+    with refuses(hf.OptionError, file, "PEM"):
+        Served(certificate=str(file), key=None)
+
+
+def test_no_key_of_the_server_is_left_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Served():
+        assert list(tmp_path.iterdir()) == []
