@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
-from hfsdk.core.tokenizer_files import TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, unreadable
+from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, tokenizers_own, unreadable
 from hfsdk.core.untrusted import has_file, private_copy, read_json, shown_reason
 
 CONFIG = "config.json"
@@ -40,9 +40,21 @@ def load_tokenizer(folder: str | Path) -> Any:
                     "code of a model folder. Use a folder whose tokenizer is a tokenizer.json; save_pretrained of a fast tokenizer "
                     "writes one."
                 ) from error
+            _check_each(folder)
             raise unreadable(folder, "tokenizer*", error) from None
     found.name_or_path = str(folder)
     return found
+
+
+def _check_each(folder: str | Path) -> None:
+    """Read the files of a tokenizer one by one, to say which of them is damaged.
+
+    Raises:
+        ModelNotFoundError: one is.
+    """
+    for name in TOKENIZER_FILES:
+        if name.endswith(".json") and has_file(folder, name):
+            tokenizers_own(folder) if name == TOKENIZER else read_json(folder, name)
 
 
 def load_config(folder: str | Path) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +24,15 @@ from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
 from hfsdk.core.rows import Row
 from hfsdk.core.text import printable
+from hfsdk.core.untrusted import parse_json, read_named
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 FORMAT = 1
+MOST_BYTES = 16_000_000
+"""Of a baseline."""
 MEASURED = ("score", "kl", "length", "seconds", "tokens")
 """What is known of every step: mean score, mean KL per sequence (nats), mean response length (tokens), seconds, tokens made."""
 
@@ -194,7 +198,9 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         OptionError: there is no such file, it is damaged, or of other steps or options.
     """
     try:
-        known: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not os.path.exists(path):
+            raise FileNotFoundError(path)
+        known: dict[str, Any] = parse_json(read_named(path, MOST_BYTES, error=OptionError))
         judged = known["format"] == FORMAT and {name: entry["options"] for name, entry in known["algorithms"].items()}
         then, finals = int(known["steps"]), [entry["final_scores"].values() for entry in known["algorithms"].values()]
         if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):
@@ -205,6 +211,8 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         raise OptionError(
             f"there is no baseline {path} yet; {others}. This call with save_baseline=True writes it, and later ones are judged"
         ) from None
+    except OptionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(f"{path} is no baseline ({shown(error)}); compare(..., save_baseline=True) writes one") from None
     if not judged:

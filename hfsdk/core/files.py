@@ -26,6 +26,7 @@ from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import CheckpointError, OptionError, OutputError
 from hfsdk.core.store import AnyPath, StorePath, is_address
 from hfsdk.core.system import can_start_threads
+from hfsdk.core.untrusted import has_file, open_file, read_file
 
 SAVE = "save.json"
 """What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""
@@ -38,6 +39,9 @@ FORMAT, WITHOUT_CHECKSUMS = 3, 2
 
 BLOCK_BYTES = 1 << 22
 """Read at a time for a checksum."""
+
+MOST_BYTES = 1 << 30
+"""Largest index that is written and read; a history of 100,000 steps has about 150 MB."""
 
 FULL_BYTES = 1 << 20
 """A disk with less than this free is full."""
@@ -213,9 +217,25 @@ class FileSum:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with open_file(path.parent, path.name, error=CheckpointError) as file:
         while block := file.read(BLOCK_BYTES):
             yield block
+
+
+def content_of(path: AnyPath) -> bytes:
+    """Return a file of a save that is read whole.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: it is no file, cannot be read or is too large.
+    """
+    if isinstance(path, StorePath):
+        if path.stat().st_size > MOST_BYTES:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes; no file of its kind is so large. Take another copy.")
+        return path.read_bytes()
+    if not has_file(path.parent, path.name):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return read_file(path.parent, path.name, most_bytes=MOST_BYTES, error=CheckpointError)
 
 
 def parse_files(files: Any) -> dict[str, FileSum]:
@@ -277,7 +297,12 @@ def _check_size(folder: AnyPath, name: str, noted: FileSum, sizes: Mapping[str, 
         if sizes is not None:
             there, size = name in sizes, sizes.get(name, 0)
         else:
-            there, size = path.is_file(), path.stat().st_size if path.is_file() else 0
+            there, size = has_file(path.parent, path.name), 0
+            if there:
+                with open_file(path.parent, path.name, error=CheckpointError) as file:
+                    size = os.fstat(file.fileno()).st_size
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     if not there:

@@ -27,6 +27,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -101,6 +102,16 @@ def read_file(
         if max(size, len(content)) > most:
             raise _RefusedError(f"has {max(size, len(content)):,} bytes; a file of this name has at most {most:,}")
         return content
+
+
+def read_named(path: str | Path, most_bytes: int, *, error: type[HfsdkError]) -> bytes:
+    """Return the content of one file that the user names: a link in its place is the user's own, and is followed.
+
+    Raises:
+        HfsdkError: the ``error`` given, as :func:`read_file`.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    return read_file(folder, name, most_bytes=most_bytes, error=error)
 
 
 def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelNotFoundError) -> dict[str, Any]:
@@ -233,7 +244,7 @@ def shown_text(text: str, most: int = 300) -> str:
 
 def most_bytes_of(name: str) -> int:
     """Return how large a file of this name may be that is read whole."""
-    return next(most for pattern, most in MOST_BYTES.items() if Path(name).match(pattern))
+    return next(most for pattern, most in MOST_BYTES.items() if fnmatchcase(name, pattern))
 
 
 # -- JSON

@@ -84,6 +84,7 @@ class WeightFiles:
         self._headers: dict[str, Mapping[str, TensorPlace]] = {}
         self._stack = ExitStack()
         index = f"{name}.index.json"
+        self._source = where(self.folder, index if has_file(folder, index) else name)
         if has_file(folder, index):
             self.files = _files_of(self.folder, index)
         elif has_file(folder, name):
@@ -156,20 +157,20 @@ class WeightFiles:
             f"it has {len(self.files)} tensors. The folder's weights are not those of {spec.name} ({spec.family})."
         )  # fmt: skip
         if spec.num_layers > len(self.files):  # of absurd numbers no list is made
-            raise ModelNotFoundError(f"{self.folder} lacks weights of {spec.num_layers:,} layers; {whose}")
+            raise ModelNotFoundError(f"{self._source} lacks weights of {spec.num_layers:,} layers; {whose}")
         tensors = {name: shape for name, shape in spec.tensors().items() if not (scalar and name == "lm_head.weight")}
         missing = sorted(name for name in tensors if before + name not in self.files)
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ModelNotFoundError(f"{self.folder} lacks {', '.join(missing[:3])}{more}; {whose}")
+            raise ModelNotFoundError(f"{self._source} lacks {', '.join(missing[:3])}{more}; {whose}")
         for name, shape in tensors.items():
-            found = self.place(before + name)
+            found, tensor = self.place(before + name), f"{where(self.folder, self.files[before + name])}: {before + name}"
             if found.shape != shape:
                 said = f"{spec.name} needs" if adapters else "config.json says"
-                raise ModelNotFoundError(f"{self.folder}: {before + name} has shape {found.shape}; {said} {shape}.")
+                raise ModelNotFoundError(f"{tensor} has shape {found.shape}; {said} {shape}.")
             if found.dtype not in READ:
                 raise ModelNotFoundError(
-                    f"{self.folder}: {before + name} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a "
+                    f"{tensor} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a "
                     "folder whose weights are not quantised."
                 )
 
@@ -198,7 +199,7 @@ def _files_of(folder: str, index: str) -> dict[str, str]:
                 f"{folder}/{index} is damaged: it names {shown(file)}, which is no *.safetensors of the folder. Take another copy."
             )
         if not has_file(folder, file):
-            raise ModelNotFoundError(f"{folder} lists {shown(file)} in its index, but the file is missing. Take another copy.")
+            raise ModelNotFoundError(f"{folder}/{index} names {shown(file)}, but the file is missing. Take another copy.")
     return files
 
 

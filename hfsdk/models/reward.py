@@ -25,6 +25,7 @@ from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, PROBE
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.reward_arguments import GIVEN, check_columns, check_reward_function
 from hfsdk.core.reward_probe import RewardProbe, summed
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import NOT_SCORED, is_unscored, scored_rows
@@ -183,8 +184,7 @@ class _Scorer(TrainedHandle):
         """
         mean, std = self._host.counters.get(f"{self.name}.score_mean"), self._host.counters.get(f"{self.name}.score_std")
         if mean is None or std is None:
-            adapters, folder = self._role.adapters, self._role.folder
-            return _saved_normalisation(adapters or folder, ADAPTER_CONFIG if adapters else "config.json")
+            return saved_normalisation(self._role)
         return mean, std
 
     @checked
@@ -428,7 +428,13 @@ class _Moments:
         return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
 
 
-def _saved_normalisation(folder: str, name: str) -> tuple[float, float]:
+def saved_normalisation(role: RoleSpec) -> tuple[float, float]:
+    """Return the mean and the standard deviation that a scorer's folder has, or that of its adapters; (0, 1) where it has none.
+
+    Raises:
+        ModelNotFoundError: they are no such numbers, or the file is damaged.
+    """
+    folder, name = (role.adapters, ADAPTER_CONFIG) if role.adapters else (role.folder, "config.json")
     if not folder or not has_file(folder, name):
         return 0.0, 1.0
     saved: Any = read_json(folder, name).get(NORMALISATION, [0.0, 1.0])

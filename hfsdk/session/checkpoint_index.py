@@ -26,8 +26,21 @@ from urllib.parse import unquote, urlsplit
 
 from hfsdk.core.checks import is_whole
 from hfsdk.core.errors import CheckpointError, OptionError
-from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, as_path, is_ours, is_strangers, parse_files
+from hfsdk.core.files import (
+    FORMAT,
+    INDEX,
+    MOST_BYTES,
+    SAVE,
+    WITHOUT_CHECKSUMS,
+    FileSum,
+    as_path,
+    content_of,
+    is_ours,
+    is_strangers,
+    parse_files,
+)
 from hfsdk.core.store import AnyPath, StorePath, is_address, store_path
+from hfsdk.core.untrusted import parse_json, shown_reason
 from hfsdk.engine.controller.lineage import MAIN
 
 STATE = re.compile(r"state-([0-9]{1,18})(-[0-9a-f]{8})?")
@@ -36,8 +49,8 @@ STATE = re.compile(r"state-([0-9]{1,18})(-[0-9a-f]{8})?")
 BEST = "best"
 """Name of the folder, in a run's, of its best save."""
 
-MOST_BYTES = 1 << 30
-"""Largest index that is written and read; a history of 100,000 steps has about 150 MB."""
+MOST_PARTS = 1 << 26
+"""Of an index: what a history of 100,000 steps has, many times over."""
 
 _told: set[AnyPath] = set()
 """Unfinished saves that were told of."""
@@ -206,11 +219,7 @@ def index_bytes(saves: Iterable[Listed]) -> bytes:
 
 def _read(file: AnyPath, missing: str) -> bytes:
     try:
-        if not file.is_file():
-            raise CheckpointError(missing)
-        if file.stat().st_size > MOST_BYTES:
-            raise CheckpointError(f"{file} has {file.stat().st_size} bytes; no index of hfsdk is so large. Take another copy.")
-        return file.read_bytes()
+        return content_of(file)
     except FileNotFoundError:
         raise CheckpointError(missing) from None
     except CheckpointError:
@@ -221,9 +230,9 @@ def _read(file: AnyPath, missing: str) -> bytes:
 
 def _parse(file: AnyPath, content: bytes) -> Any:
     try:
-        return json.loads(content)
+        return parse_json(content, most_parts=MOST_PARTS)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{file} is damaged: {str(error)[:200]}") from None
+        raise CheckpointError(f"{file} is damaged: {shown_reason(error)}") from None
 
 
 def _save(folder: AnyPath, file: AnyPath, content: Any) -> Save:

@@ -23,7 +23,7 @@ from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
 from hfsdk.models.handle import set_role
-from hfsdk.models.reward import SCORER_NUMBERS
+from hfsdk.models.reward import SCORER_NUMBERS, saved_normalisation
 from hfsdk.planner.notices import costly
 from hfsdk.planner.perf.memory import check_fits
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
@@ -320,6 +320,8 @@ def _check_folders(role: RoleSpec) -> None:
     """
     assert role.model is not None
     eos_token_ids(role.folder)
+    if role.kind in ("reward", "cost"):
+        saved_normalisation(role)
     with WeightFiles(role.folder) as files:
         files.check(role.model, scalar=role.head == "scalar")
     if role.adapters:

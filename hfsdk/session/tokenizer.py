@@ -7,17 +7,20 @@ chat templates and for folders whose tokenizer needs its conversion.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hfsdk.assets.pretrained import load_tokenizer, no_tokenizer
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError
 from hfsdk.core.prompt_data import NO_UTF_8
-from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, has_tokenizer, tokenizers_own
+from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, has_tokenizer, tokenizers_own, unreadable
 from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.session.chat_templates import ChatMessage, apply_template
+
+T = TypeVar("T")
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are exactly their ``tokenizer.json``."""
@@ -27,9 +30,6 @@ MOST_WORDS = 100
 
 NUM_BYTES, MOST_OF_BYTES = 256, 512
 """A vocabulary of a size between these is one of bytes, and of special tokens."""
-
-ChatMessage = Mapping[str, str]
-"""One turn of a chat: ``{"role": "user", "content": "..."}``."""
 
 
 class Tokenizer(Protocol):
@@ -117,24 +117,39 @@ class FolderTokenizer:
             OptionError: the text has no UTF-8 form.
         """
         try:
-            return list(self.core.encode(text).ids)
+            return self._asked(lambda core: list(core.encode(text).ids))
         except (TypeError, UnicodeEncodeError) as error:  # the first is what tokenizers says
             raise OptionError(f"the prompt {shown(text)} {NO_UTF_8}") from error
+
+    def _asked(self, ask: Callable[[Any], T]) -> T:
+        """Ask the core something; what it says of itself, a panic of Rust's too, is damage of the file it comes from.
+
+        Raises:
+            ModelNotFoundError: it failed at a text or at tokens that are such.
+        """
+        core = self.core
+        try:
+            return ask(core)
+        except (TypeError, UnicodeEncodeError, OverflowError):  # what it is given is no text, or no tokens
+            raise
+        except BaseException as error:
+            raise unreadable(self.folder, TOKENIZER, error) from None
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a chat in the model's template, ready for the assistant's turn.
 
         Raises:
-            OptionError: the model has no chat template.
+            OptionError: the model has no chat template, or one that does not take the chat or does not come to an end.
         """
         if not self.full.chat_template:
             raise OptionError(f"{self.folder.name} has no chat template; give the text itself to actor.generate(text)")
-        text = self.full.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        text = apply_template(self.full, messages, str(self.folder))
+        return self._asked(lambda core: list(core.encode(text, add_special_tokens=False).ids))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
         """Return the text of token ids; without ``special`` the special tokens are left out."""
-        return str(self.core.decode([int(t) for t in token_ids], skip_special_tokens=not special))
+        ids = [int(t) for t in token_ids]
+        return self._asked(lambda core: str(core.decode(ids, skip_special_tokens=not special)))
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return one text per token (a token that is part of a character gives the replacement sign)."""

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.assets.pretrained import not_taken
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
 from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RolloutOptions
@@ -28,7 +29,7 @@ from hfsdk.core.rollout_sizes import (
     context_tokens,
 )
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.untrusted import private_copy
+from hfsdk.core.untrusted import private_copy, where
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
@@ -173,10 +174,27 @@ def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterato
             raise ModelNotFoundError(f"{folder}/config.json is not what it was when the role was declared. Declare the role again.")
         if with_weights:
             files = opened.enter_context(WeightFiles(folder))
+            _check_vllm_reads(files, spec)
             for file in sorted(set(files.files.values())):
                 os.symlink(files.path(file), os.path.join(copy, file))
             Path(copy, f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files.files}), encoding="utf-8")
         yield copy
+
+
+def _check_vllm_reads(files: WeightFiles, spec: ModelSpec) -> None:
+    """Check that weights are what vLLM looks for, and no others: it reads all that a file has.
+
+    Raises:
+        ModelNotFoundError: names one that is missing, of another shape or unknown.
+    """
+    files.check(spec)
+    known = {*spec.tensors(), *(["lm_head.weight"] if spec.tied_embeddings else [])}
+    for file in sorted(set(files.files.values())):
+        unknown = [name for name in files.header(file) if name not in known and not name.endswith(".inv_freq")]
+        if unknown:
+            raise ModelNotFoundError(
+                f"{where(files.folder, file)} has {shown(unknown[0])}, which {spec.name} ({spec.family}) has not. Leave it out."
+            )
 
 
 def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:

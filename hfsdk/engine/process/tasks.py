@@ -23,7 +23,7 @@ from hfsdk.core.methods import PROBE, REDUCE
 from hfsdk.core.reward_arguments import GIVEN, arguments_of, check_columns
 from hfsdk.core.sample_outcome import SampleOutcome, named
 from hfsdk.core.table import Column, Ragged, Table, as_column
-from hfsdk.core.tokenizer_files import TOKENIZER, tokenizers_own
+from hfsdk.core.tokenizer_files import TOKENIZER, tokenizers_own, unreadable
 from hfsdk.core.unscored import NOT_SCORED, is_unscored
 from hfsdk.core.untrusted import has_file
 from hfsdk.engine.process.sample_workers import MOST_FAILURES, Sample, SampleWorkers, workers_of
@@ -287,7 +287,14 @@ def text_decoder(folder: str) -> Callable[[list[int]], str]:
     if not has_file(folder, TOKENIZER):
         raise ColumnError(f"{folder} has no tokenizer.json, so tokens cannot be turned into text for a reward function")
     tokenizer = tokenizers_own(folder)
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def decode(ids: list[int]) -> str:
+        try:
+            return str(tokenizer.decode(ids, skip_special_tokens=True))
+        except BaseException as error:  # Rust's panics are no Exception
+            raise unreadable(folder, TOKENIZER, error) from None
+
+    return decode
 
 
 def user_traceback(error: BaseException) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from hfsdk.core.errors import CheckpointError
+from hfsdk.core.files import content_of
 from hfsdk.core.store import any_path
+from hfsdk.core.untrusted import parse_json
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
@@ -36,7 +38,7 @@ def read_checkpoint(folder: str, role: str) -> int:
     files = [any_path(folder) / role / CHECKPOINT, any_path(folder) / CHECKPOINT]  # the second is where all roles had it before
     file = next((path for path in files if path.is_file()), files[0])
     try:
-        num_updates = json.loads(file.read_bytes())["num_updates"]
+        num_updates = parse_json(content_of(file))["num_updates"]
         if type(num_updates) is not int or not 0 <= num_updates < 2**62:
             raise ValueError("num_updates is no whole number of at least 0")
         return num_updates

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import pickle
 import tempfile
 import threading
@@ -54,8 +53,9 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from hfsdk.core.errors import CheckpointError, HfsdkError
-from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, parse_files, why_unwritten
+from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, content_of, parse_files, why_unwritten
 from hfsdk.core.store import AnyPath, StorePath
+from hfsdk.core.untrusted import open_file, parse_json
 from hfsdk.engine.process import heap
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
@@ -275,7 +275,7 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
     file = state / SAVE
     index: dict[str, Any] = {}
     try:
-        index = json.loads((state.parent / INDEX).read_bytes())
+        index = parse_json(content_of(state.parent / INDEX))
     except CheckpointError:  # of a store that does not answer
         raise
     except (OSError, ValueError, RecursionError):
@@ -286,7 +286,7 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
         listed = {name: FileSum(size, crc) for name, size, crc in index.get("saves", ())}
         if state.name in listed:
             check_files(state, {SAVE: listed[state.name]})
-        noted = parse_files(json.loads(file.read_bytes())["files"])
+        noted = parse_files(parse_json(content_of(file))["files"])
     except CheckpointError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -302,7 +302,7 @@ def read_summary(folder: AnyPath) -> Summary:
         CheckpointError: there is none, or it is of something else.
     """
     try:
-        common = torch.load(io.BytesIO((folder / "common.pt").read_bytes()), map_location="cpu", weights_only=True)
+        common = torch.load(io.BytesIO(content_of(folder / "common.pt")), map_location="cpu", weights_only=True)
         saved = common[SUMMARY]
         step = None if saved["step"] is None else float(saved["step"])
         sums = {str(name): (str(dtype), int(one)) for name, (dtype, one) in saved.get("fingerprints", {}).items()}
@@ -360,7 +360,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickled(path: AnyPath) -> Any:
-    return _Unpickler(io.BytesIO(path.read_bytes())).load()
+    return _Unpickler(io.BytesIO(content_of(path))).load()
 
 
 class _Reader(FileSystemReader):
@@ -372,6 +372,9 @@ class _Reader(FileSystemReader):
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         if not isinstance(self._folder, StorePath):
+            for name in {self._place(item)[0] for item in plan.items}:
+                with open_file(self._folder, name, error=CheckpointError):  # torch opens it by its name, whatever it is
+                    pass
             return super().read_data(plan, planner)
         group, size = [], 0
         for item in sorted(plan.items, key=lambda item: self._place(item)):

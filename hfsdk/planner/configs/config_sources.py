@@ -17,6 +17,7 @@ from typing import Any
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
+from hfsdk.core.untrusted import read_named
 from hfsdk.planner.configs.openrlhf import OLD_NAMES, SWITCHES
 from hfsdk.planner.configs.settings import flatten, parse_scalar
 
@@ -24,7 +25,7 @@ SYSTEMS = ("verl", "TRL", "OpenRLHF", "NeMo-RL", "hfsdk")
 MOST_BYTES = 2_000_000
 """Of the largest file that is read."""
 MOST_PARENTS = 16
-"""Files that a configuration of NeMo-RL may inherit, one from the other."""
+"""Files that a configuration of NeMo-RL may inherit from."""
 
 SIGNS: dict[str, tuple[str, ...]] = {
     "verl": ("actor_rollout_ref.", "data.train_batch_size", "model_engine"),
@@ -164,26 +165,20 @@ def _file(path: Path) -> dict[str, Any]:
     text = _read(path)
     if path.suffix in (".sh", ".txt"):
         return _text(text)[1] if "\n" in text else _text(text + "\n")[1]
-    return flatten(_inherited(path, text, 0), path.name)
+    return flatten(_inherited(path, text, []), path.name)
 
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise OptionError(
-                f"{path} has {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}. Name another file."
-            )
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
+        return read_named(path, MOST_BYTES, error=OptionError).decode("utf-8")
+    except (OptionError, UnicodeDecodeError) as error:
         there = sorted(one.name for one in path.parent.glob("*.y*ml"))[:5] if path.parent.is_dir() else []
         beside = f"beside it are {', '.join(there)}" if there else "there is no YAML file beside it"
-        raise OptionError(f"{path} cannot be read: {error}; {beside}. Check the path.") from error
+        raise OptionError(f"{path} cannot be read: {str(error).rstrip('.')}; {beside}. Check the path.") from error
 
 
-def _inherited(path: Path, text: str, depth: int) -> Mapping[str, Any]:
-    """Return a file's mapping over that of the file which its ``defaults`` name, as NeMo-RL inherits."""
+def _inherited(path: Path, text: str, read: list[Path]) -> Mapping[str, Any]:
+    """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` is what was."""
     found = _yaml(path, text)
     parents = found.get("defaults")
     if isinstance(parents, list) and all(isinstance(one, str) and one.endswith((".yaml", ".yml")) for one in parents):
@@ -192,12 +187,14 @@ def _inherited(path: Path, text: str, depth: int) -> Mapping[str, Any]:
         names = [parents]
     else:  # hydra's groups: their values are the release's defaults
         return {key: value for key, value in found.items() if key not in ("defaults", "hydra")}
-    if depth >= MOST_PARENTS:
-        raise OptionError(f"{path} inherits from more than {MOST_PARENTS} files, one from the other; does one name itself?")
     whole: dict[str, Any] = {}
     for name in names:
-        parent = path.parent / name
-        whole = _over(whole, _inherited(parent, _read(parent), depth + 1))
+        read.append(path.parent / name)
+        if len(read) > MOST_PARENTS:
+            raise OptionError(f"{path} inherits from more than {MOST_PARENTS} files; does one name itself?")
+        if os.path.isabs(name):
+            raise OptionError(f"{path} inherits from {shown(name)}; files are named from where it lies, e.g. '../base.yaml'")
+        whole = _over(whole, _inherited(path.parent / name, _read(path.parent / name), read))
     return _over(whole, {key: value for key, value in found.items() if key != "defaults"})
 
 
@@ -220,6 +217,7 @@ def _yaml(path: Path, text: str) -> dict[str, Any]:
         raise OptionError(f"{path} is no YAML: {' '.join(str(error).split())[:300]}. Correct it there.") from error
     if not isinstance(found, dict):
         raise OptionError(f"{path} holds {shown(found)}; a configuration is a mapping of keys to values. Name another file.")
+    flatten(found, path.name)  # counts what its aliases stand for, before anything goes through them
     return found
 
 

@@ -1,0 +1,74 @@
+"""Chats as a model's own template writes them; a template is a program of whoever made the folder, and is bounded.
+
+transformers runs it in Jinja's sandbox, which has no files, no imports and no private attributes. It can still go on for hours
+(loops in loops) and write without end, so its steps and characters are counted, by Python's own tracing of the template's lines:
+the same chat ends at the same step everywhere. A single operation that asks for much memory is not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+from hfsdk.core.untrusted import shown_text
+
+ChatMessage = Mapping[str, str]
+"""One turn of a chat: ``{"role": "user", "content": "..."}``."""
+
+MOST_STEPS, MOST_WRITTEN = 1_000_000, 16_000_000
+"""Lines of a template that one chat may run, and characters that it may write."""
+
+TEMPLATE = "<template>"
+"""Name of the file that Jinja gives a template's code."""
+
+
+class _TooLongError(Exception):
+    """A template does not come to an end."""
+
+
+class _Counter:
+    """Counts what a template does; :meth:`call` is what ``sys.settrace`` takes."""
+
+    def __init__(self) -> None:
+        self._steps = self._written = 0
+
+    def call(self, frame: FrameType, event: str, value: Any) -> Any:
+        return self.step if frame.f_code.co_filename == TEMPLATE else None
+
+    def step(self, frame: FrameType, event: str, value: Any) -> Any:
+        self._steps += 1
+        if event == "return" and isinstance(value, str):  # a piece that it yields
+            self._written += len(value)
+        if self._steps > MOST_STEPS or self._written > MOST_WRITTEN:
+            raise _TooLongError(f"it runs more than {MOST_STEPS:,} lines, or writes more than {MOST_WRITTEN:,} characters")
+        return self.step
+
+
+def apply_template(tokenizer: Any, messages: Sequence[ChatMessage], whose: str) -> str:
+    """Return a chat in the template of transformers' tokenizer, ready for the assistant's turn.
+
+    Args:
+        tokenizer: transformers' own.
+        messages: the chat.
+        whose: the model's folder, for messages.
+
+    Raises:
+        OptionError: the template does not take the chat, is no template, or does not come to an end.
+    """
+    before = sys.gettrace()
+    sys.settrace(_Counter().call)
+    try:
+        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program, which may raise anything
+        reason = shown_text(str(error)) or type(error).__name__
+        asked = shown(list(messages))
+        raise OptionError(f"the chat template of {whose} does not take {asked}: {reason}. Change the chat.") from error
+    finally:
+        sys.settrace(before)
+    if not isinstance(text, str):
+        raise OptionError(f"the chat template of {whose} gives {type(text).__name__} and no text. Use another model.")
+    return text
