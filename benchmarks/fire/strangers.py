@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import os
 import pickle
 import random
+import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from hfsdk.session import tls, wire
 
 LINGER_S = 3.0
 """How long one stays after it has said what it says."""
@@ -27,20 +27,9 @@ class Marks:
         return Path.touch, (Path(self.path),)  # type: ignore[return-value]
 
 
-def upgrade(name: str, token: str, more: str = "") -> bytes:
-    """Return the request of a WebSocket."""
-    key = base64.b64encode(os.urandom(16)).decode()
-    return (
-        f"GET /{name} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
-        f"Sec-WebSocket-Version: 13\r\nAuthorization: Bearer {token}\r\n{more}\r\n"
-    ).encode("latin-1")
-
-
-def frame(data: bytes, length: int | None = None, opcode: int = 2) -> bytes:
-    """Return a frame of a client; ``length`` is what it says of itself."""
-    said = len(data) if length is None else length
-    head = struct.pack("!BB", 0x80 | opcode, 0x80 | 127) + struct.pack("!Q", said)
-    return head + bytes(4) + data  # a mask of zeros
+def frame(data: bytes, length: int | None = None) -> bytes:
+    """Return a frame of a kernel; ``length`` is what it says of itself."""
+    return (len(data) if length is None else length).to_bytes(wire.LENGTH_BYTES, "big") + data
 
 
 def random_bytes(dice: random.Random, mark: Path) -> bytes:
@@ -58,10 +47,9 @@ def long_line(dice: random.Random, mark: Path) -> bytes:
     return b"GET /" + b"z" * dice.randint(10_000, 4_000_000)
 
 
-def wrong_token(dice: random.Random, mark: Path) -> bytes:
-    """Return a pickle, in a frame, behind a wrong token."""
-    token = "".join(dice.choice("abcdefgh\xe9\xff") for _ in range(dice.randint(0, 60)))
-    return upgrade("fire", token) + frame(bytes(8) + pickle.dumps(Marks(mark)))
+def shown_token(dice: random.Random, mark: Path) -> bytes:
+    """Return what a kernel of an older hfsdk says: a token in a header."""
+    return f"GET /fire HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nAuthorization: Bearer {dice.random()}\r\n\r\n".encode()
 
 
 def bare_pickle(dice: random.Random, mark: Path) -> bytes:
@@ -70,15 +58,15 @@ def bare_pickle(dice: random.Random, mark: Path) -> bytes:
 
 
 def bad_handshake(dice: random.Random, mark: Path) -> bytes:
-    """Return a request that is damaged somewhere."""
-    request = bytearray(upgrade("fire", "x" * 43, "Transfer-Encoding: chunked\r\nContent-Length: 99999999\r\n"))
+    """Return the beginning of TLS, damaged somewhere."""
+    begin = bytearray(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + dice.randbytes(508))
     for _ in range(dice.randint(1, 6)):
-        request[dice.randrange(len(request))] = dice.randrange(256)
-    return bytes(request[: dice.randint(1, len(request))])
+        begin[dice.randrange(1, len(begin))] = dice.randrange(256)
+    return bytes(begin[: dice.randint(1, len(begin))])
 
 
 STRANGERS: Mapping[str, Callable[[random.Random, Path], bytes]] = {
-    "random bytes": random_bytes, "long headers": long_headers, "a long line": long_line, "a wrong token": wrong_token,
+    "random bytes": random_bytes, "long headers": long_headers, "a long line": long_line, "a shown token": shown_token,
     "a bare pickle": bare_pickle, "a bad handshake": bad_handshake,
 }  # fmt: skip
 
@@ -92,18 +80,42 @@ def say(port: int, data: bytes, stay_s: float = LINGER_S) -> bytes:
     return b""
 
 
-def known(dice: random.Random, token: str, version: str) -> bytes:
-    """Return what somebody with the token says who is no kernel: damaged, cut off, or giant."""
-    from hfsdk.session.wire import msgpack
+def say_in_tls(port: int, token: str, data: bytes, stay_s: float = LINGER_S) -> bytes:
+    """Prove to a server, within TLS, that this side has a token, and say something; return what it answers first."""
+    context = tls.kernel_context(by_authorities=False)
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=stay_s) as bare,
+        context.wrap_socket(bare) as line,
+    ):
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
+        line.sendall(nonce)
+        nonces = nonce + line.recv(wire.NONCE_BYTES)
+        line.recv(wire.PROOF_BYTES)
+        certificate = tls.fingerprint(line.getpeercert(binary_form=True) or b"")
+        with contextlib.suppress(OSError):
+            line.sendall(wire.proof(token, "kernel", nonces, certificate) + data)
+        return line.recv(4096)
+    return b""
 
-    hello = frame(msgpack().encode({"client": f"{dice.random()}", "version": version, "next": 1}))
+
+def without_token(dice: random.Random, mark: Path) -> tuple[str, bytes]:
+    """Return a token that is wrong, and what is said behind it: a pickle."""
+    return "".join(dice.choice("abcdefgh\xe9\xff") for _ in range(dice.randint(0, 60))), frame(
+        bytes(16) + pickle.dumps(Marks(mark))
+    )
+
+
+def known(dice: random.Random, version: str) -> bytes:
+    """Return what somebody with the token says who is no kernel: damaged, cut off, or giant."""
+    hello = frame(wire.msgpack().encode({"client": f"{dice.random()}", "version": version, "name": "fire", "next": 1}))
     pieces = [
-        frame(dice.randbytes(200)), hello + frame(dice.randbytes(dice.randint(0, 300))), frame(b"", 2**62),
-        hello + frame(b"x" * 100, 2**40), hello + frame(bytes(16) + pickle.dumps({"no": "request"})), frame(b"text", opcode=1),
-        hello + frame(bytes(16) + b"\x80\x05cut"), frame(msgpack().encode([1, 2])), frame(msgpack().encode({"version": version})),
-        hello[: dice.randint(1, len(hello))],
+        frame(dice.randbytes(200)), hello + frame(dice.randbytes(dice.randint(0, 300))), frame(b"", 2**32 - 1),
+        hello + frame(b"x" * 100, 2**31), hello + frame(bytes(16) + pickle.dumps({"no": "request"})), frame(b"text"),
+        hello + frame(bytes(16) + b"\x80\x05cut"), frame(wire.msgpack().encode([1, 2])),
+        frame(wire.msgpack().encode({"version": version})), hello[: dice.randint(1, len(hello))],
     ]  # fmt: skip
-    return upgrade("fire", token) + dice.choice(pieces)
+    return dice.choice(pieces)
 
 
 def slow(port: int, num: int) -> list[socket.socket]:

@@ -50,6 +50,12 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 CONNECT_S = 10.0
 
+CROWDED = 3
+"""How often a connection that was ended in its first moments is tried again at once: the server ends the oldest of a crowd."""
+
+ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""What that looks like from here."""
+
 LEAVE_S = 3.0
 
 READ_BYTES = 2**18
@@ -74,6 +80,10 @@ async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
     """
     try:
         async with asyncio.timeout(CONNECT_S):
+            for pause_s in RETRY_S[:CROWDED]:
+                with suppress(*ENDED):
+                    return await _reached(url, token, version)
+                await asyncio.sleep(pause_s)
             return await _reached(url, token, version)
     except TimeoutError:
         raise TimeoutError(f"no word within {CONNECT_S:g} s") from None

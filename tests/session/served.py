@@ -57,7 +57,7 @@ class Served:
         self.said = []
         self.server = serving.Server(serving.ServeOptions(port=port, token=token, **options), self.said.append)
         self.port = self.server.port
-        self._thread = threading.Thread(target=self.server.run)
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
 
     def __enter__(self):
@@ -119,11 +119,17 @@ class Impostor:
     """Listens where a server was, and notes all that it is told: ``heard``, one per connection."""
 
     def __init__(self, port, speak):
-        self.heard, self._speak = [], speak
+        self.heard, self._speak, self._lines = [], speak, []
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -132,7 +138,8 @@ class Impostor:
                 line.settimeout(WAIT_S)
                 heard = bytearray()
                 self.heard.append(heard)
-                self._threads.append(threading.Thread(target=self._take, args=(line, heard)))
+                self._lines.append(line)
+                self._threads.append(threading.Thread(target=self._take, args=(line, heard), daemon=True))
                 self._threads[-1].start()
 
     def _take(self, line, heard):
@@ -142,6 +149,9 @@ class Impostor:
     def close(self):
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(WAIT_S)
 

@@ -23,6 +23,7 @@ from served import (
     guesses,
     kept_session,
     kernels_line,
+    listen,
     passes_on,
     plays_back,
 )
@@ -58,11 +59,10 @@ def test_who_took_the_servers_port_gets_nothing_and_the_kernel_goes_on(session_k
             "passes on": passes_on(elsewhere.port),
         }[attack]  # fmt: skip
         server.close()
-        impostor = Impostor(port, speak)
-        until("several tries of the kernel", lambda: len(impostor.heard) > 3)
-        with refuses(hf.SessionClosedError, f"hfsdk://127.0.0.1:{port}", "does not"):
-            attach(port, take_over=True)
-        impostor.close()
+        with Impostor(port, speak) as impostor:
+            until("several tries of the kernel", lambda: len(impostor.heard) > 3)
+            with refuses(hf.SessionClosedError, f"hfsdk://127.0.0.1:{port}", "does not"):
+                attach(port, take_over=True)
         with Served(port):
             assert len(actor.generate([[1, 2, 3]] * 4, max_new_tokens=4)) == 4
             session.detach()
@@ -80,11 +80,10 @@ def test_who_says_nothing_at_the_servers_port_gets_nothing(session_kept, monkeyp
     server = Served()
     session = attach(server.port)
     server.close()
-    impostor = Impostor(server.port, lambda line, heard: heard.extend(line.recv(2**16)))
-    until("several tries of the kernel", lambda: len(impostor.heard) > 2)
-    with refuses(hf.OptionError, "nothing answers", server.port):
-        attach(server.port)
-    impostor.close()
+    with Impostor(server.port, listen) as impostor:
+        until("several tries of the kernel", lambda: len(impostor.heard) > 2)
+        with refuses(hf.OptionError, "nothing answers", server.port):
+            attach(server.port)
     with Served(server.port):
         assert session.roles == ()
         session.detach()
@@ -99,7 +98,7 @@ class Between:
         self._port, self._lines = port, []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self._threads = [threading.Thread(target=self._accept)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def _accept(self):
@@ -110,7 +109,7 @@ class Between:
                 self._lines += [line, there]
                 self.num += 1
                 for pair in ((line, there, False), (there, line, True)):
-                    self._threads.append(threading.Thread(target=self._pass_on, args=pair))
+                    self._threads.append(threading.Thread(target=self._pass_on, args=pair, daemon=True))
                     self._threads[-1].start()
 
     def _pass_on(self, source, target, back):
@@ -134,8 +133,7 @@ class Between:
 
 
 def test_who_passes_all_on_reads_nothing_and_a_changed_byte_ends_the_connection(session_kept):
-    with Served() as server:
-        between = Between(server.port)
+    with Served() as server, contextlib.closing(Between(server.port)) as between:
         session = attach(between.port)
         session.actor("qwen2.5-0.5b", optimizer=hf.AdamW(lr=1e-5))
         assert between.num == 1
@@ -144,7 +142,6 @@ def test_who_passes_all_on_reads_nothing_and_a_changed_byte_ends_the_connection(
         assert len(session.roles) == 1
         assert session.models.actor.spec.name
         session.detach()
-        between.close()
     for text in (TOKEN, NAME, "qwen2", "hfsdk.session", "version"):
         assert text.encode() not in between.passed, text
 
