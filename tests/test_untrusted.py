@@ -240,6 +240,10 @@ def test_a_header_is_read_to_the_size_of_the_file_and_no_further(tmp_path):
     (tmp_path / WEIGHTS).write_bytes(header_bytes({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}) + b"xx")
     with refuses(ModelNotFoundError, WEIGHTS, "'a'", "F4"):  # one and a half bytes
         weight_names(tmp_path)
+    twice = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
+    (tmp_path / WEIGHTS).write_bytes(header_bytes({"a": twice, "b": twice}) + bytes(8))
+    with refuses(ModelNotFoundError, WEIGHTS, "'b'", "begins at byte 0", "ends at 8"):
+        weight_names(tmp_path)
 
 
 # -- JSON

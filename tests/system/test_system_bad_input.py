@@ -31,15 +31,25 @@ def still_works(live):
 
 
 def test_weights_of_another_shape_than_the_config(live, tmp_path):
-    """The load fails on the workers; the role does not come into being and the others live on."""
     folder = tmp_path / "model"
     shutil.copytree(model_folder("tiny"), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]}))
+    with refuses(hf.ModelNotFoundError, "model.safetensors", "mlp", config["intermediate_size"]):
+        live.session.critic(str(folder), name="other")
+
+
+@each("change", [Path.unlink, lambda file: file.write_bytes(b""), lambda file: (file.unlink(), os.mkfifo(file))])
+def test_weights_that_change_after_the_role_was_declared(live, tmp_path, change):
+    """The load fails on the workers, a named pipe too; the role does not come into being and the others live on."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder("tiny"), folder, dirs_exist_ok=True)
     other = live.session.critic(str(folder), name="other")
-    with refuses(hf.HfsdkError, "mlp", config["intermediate_size"]):
+    change(folder / "model.safetensors")
+    with refuses(hf.ModelNotFoundError, str(folder), "model.safetensors"):
         other.compute_values(live.session.batch(prompt=[[1]], response=[[2]])).wait()
     other.release()
+    (folder / "model.safetensors").unlink(missing_ok=True)
 
 
 # ---- columns
