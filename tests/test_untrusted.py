@@ -332,6 +332,47 @@ def test_a_pipe_or_a_link_in_a_save_is_not_read(tmp_path):
         check_files(tmp_path / "save", noted)
 
 
+def test_every_file_of_a_save_is_regular(tmp_path):
+    def simulated():
+        return hf.Session.simulated("1x2 A100-80GB")
+
+    with simulated() as session:
+        session.actor("tiny", optimizer=hf.AdamW())
+        session.place()
+        session.save(tmp_path / "save")
+    outside = tmp_path / "outside"
+    for path in [path for path in (tmp_path / "save").rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        outside.write_bytes(content)
+        for make in (os.mkfifo, lambda path: path.symlink_to(outside), lambda path: path.symlink_to("/dev/zero"), Path.mkdir):
+            path.unlink()
+            make(path)
+            with simulated() as session, refuses(CheckpointError, path.name):
+                session.actor("tiny", optimizer=hf.AdamW())
+                session.load(tmp_path / "save")
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+            path.write_bytes(content)
+    with simulated() as session:
+        session.actor("tiny", optimizer=hf.AdamW())
+        session.load(tmp_path / "save")
+
+
+@each(
+    "name", ["x" * 5000, "~nobody of this name/x", "loop", "loop/x", "pipe", "file/x", "a\0b", "\ud800", "a/" + "b" * 300, "../x"]
+)
+def test_a_path_that_leads_to_no_folder_is_told(tmp_path, session, name):
+    (tmp_path / "loop").is_symlink() or (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "pipe").exists() or os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    path = name if name.startswith("~") else f"{tmp_path}/{name}"
+    with refuses(hf.HfsdkError):
+        session.actor(path)
+    with refuses(hf.HfsdkError):
+        session.actor("tiny", lora=path, optimizer=hf.AdamW())
+    with hf.Session.simulated("1x2 A100-80GB") as simulated, refuses(hf.HfsdkError):
+        simulated.actor(path)
+
+
 def test_a_file_that_the_user_names_is_regular_and_may_be_a_link(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     with refuses(OptionError, "pipe.yaml", "named pipe"):

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.assets import smollm2
-from hfsdk.core.checks import shown
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.untrusted import file_names, shown_text
+from hfsdk.core.untrusted import absolute, file_names, shown_text
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
 
@@ -53,14 +52,9 @@ def model_folder(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name.lower() in MODELS:
         return checked(MODELS[name.lower()].prepare(), asked=name)
-    try:
-        path = Path(name).expanduser()
-        found = path.resolve() if path.exists() else None
-    except (OSError, RuntimeError) as error:  # too long, a loop of links, no such user
-        reason = getattr(error, "strerror", None) or error
-        raise ModelNotFoundError(f"asked for the model {shown(name)}, which is no folder: {reason}. {_what_exists()}") from None
-    if found is not None:
-        return checked(found, asked=name)
+    path = absolute(name)
+    if path.exists():
+        return checked(path, asked=name)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return checked(_from_hub(name), asked=name)
     raise ModelNotFoundError(f"asked for the model {name!r}; there is no such folder. {_what_exists()}")

@@ -128,6 +128,21 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
         return found
 
 
+def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> Path:
+    """Return a path that the user gives as a whole one, which may lead to nothing.
+
+    Raises:
+        ModelNotFoundError: there can be nothing: it is too long, a loop of links, of a user who does not exist (or the ``error``).
+    """
+    try:
+        found = Path(path).expanduser().resolve()
+        found.exists()
+    except (OSError, RuntimeError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or problem
+        raise error(f"{shown(str(path), 100)} is no folder: {reason}") from problem
+    return found
+
+
 def has_file(folder: str | Path, name: str) -> bool:
     """Whether a folder has something of this name, whatever it is: opening it says what is wrong with it."""
     return os.path.lexists(os.path.join(folder, name))

@@ -27,6 +27,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.text import millions, printable
+from hfsdk.core.untrusted import absolute
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
 from hfsdk.models.counters import Counters
@@ -399,11 +400,7 @@ class TrainedHandle(ModelHandle):
             CheckpointError: it cannot be made or written, e.g. for want of space; what was there is unchanged, and no new folder is
                 left.
         """
-        try:
-            target = as_path(folder, "a model").expanduser().resolve()
-            target.exists()
-        except (OSError, RuntimeError) as error:  # too long, a loop of links, no such user
-            raise CheckpointError(f"{str(folder)[:100]!r} is no folder: {getattr(error, 'strerror', None) or error}") from error
+        target = absolute(as_path(folder, "a model"), error=CheckpointError)
         if target.exists() and not target.is_dir():
             raise OptionError(f"{target} is a file; give the folder to write the model to")
         if self._role.folder and target == Path(self._role.folder).resolve():

@@ -40,7 +40,7 @@ from hfsdk.core.files import (
     parse_files,
 )
 from hfsdk.core.store import AnyPath, StorePath, is_address, store_path
-from hfsdk.core.untrusted import parse_json, shown_reason
+from hfsdk.core.untrusted import absolute, parse_json, shown_reason
 from hfsdk.engine.controller.lineage import MAIN
 
 STATE = re.compile(r"state-([0-9]{1,18})(-[0-9a-f]{8})?")
@@ -139,13 +139,7 @@ def folder_of(folder: Any, what: str) -> AnyPath:
         return store_path(folder)
     if isinstance(folder, Path) and re.match(r"[a-z0-9+.-]{2,}:$", folder.parts[0] if folder.parts else ""):
         raise OptionError(f"a pathlib.Path loses a slash of an address; give it as a text: {folder.parts[0]}//... (got {folder})")
-    given = as_path(folder, what)
-    try:
-        found = given.expanduser().resolve()
-        found.is_dir()
-    except (OSError, RuntimeError) as error:  # too long, a loop of links, no such user
-        raise CheckpointError(f"{str(given)[:100]!r} is no folder: {getattr(error, 'strerror', None) or error}") from error
-    return found
+    return absolute(as_path(folder, what), error=CheckpointError)
 
 
 def split(folder: AnyPath) -> tuple[AnyPath, str]:

@@ -21,6 +21,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.text import nearest
+from hfsdk.core.untrusted import absolute, has_file
 from hfsdk.engine.process.gpus import default_dtype
 from hfsdk.models.handle import ModelHandle
 from hfsdk.planner.perf.sizing import sized
@@ -76,8 +77,8 @@ def find_model(model: ModelSource, backend: Backend) -> tuple[str, ModelSpec]:
     if backend.simulated:
         if name in PRESETS:
             return "", ModelSpec.preset(name)
-        if (Path(name).expanduser() / "config.json").is_file():
-            folder = Path(name).expanduser().resolve()
+        folder = absolute(name)
+        if has_file(folder, "config.json"):
             return str(folder), ModelSpec.from_folder(folder)
     from hfsdk.assets import MODELS, model_folder
 
@@ -124,7 +125,7 @@ def with_adapters(role: RoleSpec, model: ModelSource, spec: ModelSpec, lora: LoR
     if isinstance(lora, LoRA):
         role = replace(role, lora=lora)
     else:
-        folder = Path(lora).expanduser().resolve()
+        folder = absolute(lora)
         role = replace(role, lora=LoRA.from_folder(folder), adapters=str(folder))
     assert role.lora is not None
     role.lora.check_model(spec)
