@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hfsdk.core.errors import HfsdkError
@@ -77,8 +78,9 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%d %b %H:%M:%S')} {text}\n")
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # the terminal is closed: the server goes on
+        sys.stderr.write(f"{time.strftime('%d %b %H:%M:%S')} {text}\n")
+        sys.stderr.flush()
 
 
 if __name__ == "__main__":

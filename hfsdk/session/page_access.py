@@ -152,8 +152,8 @@ class PageAccess:
             return refused(HTTPStatus.UNAUTHORIZED, f"this link was opened before, is too old, or another server's; {NEW_LINK}")
         page = f"/{self._folder}/{quote(request.path.strip('/'))}"
         # not a redirect: a browser that comes from another site would follow it without the cookie
-        text = f'<!doctype html><meta http-equiv="refresh" content="0;url={page}"><a href="{page}">the page</a>\n'
-        return Visit(text=text, cookie=self._cookie(self._now()))
+        head = f'<!doctype html><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url={page}">'
+        return Visit(text=f'{head}<a href="{page}">the page</a>\n', cookie=self._cookie(self._now()))
 
     # -- the cookie
 

@@ -56,6 +56,8 @@ CROWDED = 3
 ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """What that looks like from here."""
 
+NAMED = "a session elsewhere is named hfsdk://HOST:PORT/NAME"
+
 LEAVE_S = 3.0
 
 READ_BYTES = 2**18
@@ -68,6 +70,21 @@ LOST_S = 3.0
 def is_remote(name: str) -> bool:
     """Whether a session's name is an address of a server."""
     return name.partition("://")[0] in SCHEMES and "://" in name
+
+
+def url_of(address: str) -> SplitResult:
+    """Return the parts of a server's address.
+
+    Raises:
+        OptionError: it is none.
+    """
+    try:
+        url = urlsplit(address)
+        if url.scheme in SCHEMES and url.hostname and (url.port is None or url.port > 0):
+            return url
+    except ValueError:
+        pass
+    raise OptionError(f"{NAMED}; got {address!r}")
 
 
 async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
@@ -141,7 +158,7 @@ def page_link(address: str, token: str, version: str) -> str:
         OptionError: nothing answers there, or it shows no pages.
         SessionClosedError: what answers there does not know the token, or is of another version.
     """
-    url = urlsplit(address)
+    url = url_of(address)
 
     async def ask() -> str:
         line, _ = await reach(url, token, version)
@@ -190,11 +207,10 @@ class RemoteKeeper:
     near = False
 
     def __init__(self, address: str, token: str, version: str) -> None:
-        url = urlsplit(address)
-        self.name = url.path.strip("/")
-        if not self.name or not url.hostname:
-            raise OptionError(f"a session elsewhere is named hfsdk://HOST:PORT/NAME; got {address!r}")
-        self._address, self._url = address, url
+        self._address, self._url = address, url_of(address)
+        self.name = self._url.path.strip("/")
+        if not self.name:
+            raise OptionError(f"{NAMED}; got {address!r}, which names no session")
         self._token, self._version, self._id = token, version, secrets.token_hex(8)
         self.client: ControllerClient | None = None
         self._waiting: dict[int, _Waiting] = {}
@@ -204,7 +220,8 @@ class RemoteKeeper:
         self._server = ""
         self._over = False
         self._failed: HfsdkError | None = None
-        self._lost_s, self._said_lost, self._answered, self._stranger = math.inf, False, False, ""
+        self._lost_s, self._said_lost, self._answered = math.inf, False, False
+        self._why, self._told_stranger = "", False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         opened: Future[None] = Future()
@@ -251,8 +268,8 @@ class RemoteKeeper:
         if not self._said_lost:
             self._said_lost = True
             warn_user(
-                f"the connection to {self._address} is lost, and tried again: what was asked is done when it is back. "
-                f"{self._stranger}Ctrl-C ends the waiting."
+                f"the connection to {self._address} is lost ({self._why}), and tried again: what was asked is done when it "
+                "is back. Ctrl-C ends the waiting."
             )
 
     def tell(self, request: Any) -> None:
@@ -284,13 +301,12 @@ class RemoteKeeper:
             raise self._failed
         with self._lock:
             self._number += 1
+            refused: Exception | None = None
             try:
                 frame = request_bytes(self._number, min(self._waiting, default=self._number), request)
-            except OptionError as error:
-                self._number -= 1
-                refused: OptionError | None = error
+            except Exception as error:  # too large, or it does not pickle
+                refused = error
             else:
-                refused = None
                 waiting = self._waiting[self._number] = _Waiting(request, frame)
                 line, waiting.sent = self._line, self._line is not None
         if refused is not None:
@@ -306,8 +322,14 @@ class RemoteKeeper:
     # -- the connection, in its thread
 
     def _run_until_left(self, opened: Future[None]) -> None:
-        with suppress(asyncio.CancelledError):
+        try:
             asyncio.run(self._run(opened))
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # e.g. there is no file descriptor for its loop
+            if opened.done():
+                raise
+            opened.set_exception(error)
 
     async def _run(self, opened: Future[None]) -> None:
         """Connect, tell that or why not, then listen, and connect again, until this side leaves."""
@@ -327,11 +349,12 @@ class RemoteKeeper:
                     tries = 0
                     self._hear(*answer_of(frame, self.client))
             except StrangerError as error:
-                self._tell_once(strange(self._address, error))
+                self._why = strange(self._address, error)
+                self._tell_of_stranger()
             except SessionClosedError as error:
                 self._fail(error)
-            except OSError:
-                pass
+            except OSError as error:
+                self._why = str(error) or type(error).__name__
             except Exception as error:
                 self._fail(HfsdkError(f"what the server sent cannot be read: {error}"))
             finally:
@@ -366,7 +389,7 @@ class RemoteKeeper:
         with self._lock:
             anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
-            self._line, self._lost_s, self._said_lost, self._stranger = line, math.inf, False, ""
+            self._line, self._lost_s, self._said_lost, self._told_stranger = line, math.inf, False, False
         for number, one in waiting:
             if anew and one.sent and not may_repeat(one.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
@@ -375,12 +398,12 @@ class RemoteKeeper:
                 line.send(one.frame)
         return line
 
-    def _tell_once(self, text: str) -> None:
+    def _tell_of_stranger(self) -> None:
         """Tell the user, once until the server is there again."""
-        if not self._stranger:
-            self._stranger = f"{text}. "
+        if not self._told_stranger:
+            self._told_stranger = True
             with suppress(UserWarning):  # where warnings are errors
-                warn_user(f"{text}. The server is looked for again and again meanwhile.")
+                warn_user(f"{self._why}. The server is looked for again and again meanwhile.")
 
     def _hear(self, number: int, reply: Reply) -> None:
         """Take an answer; that of the connection itself says why the server ends it."""

@@ -105,6 +105,6 @@ def _last_step(session: Session) -> Trace:
 def _html(title: str, body: str) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{REFRESH_S}"><title>{escape(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{escape(title)}</h1>{body}</html>"
+        f'<meta http-equiv="refresh" content="{REFRESH_S}"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>{body}</html>"
     )

@@ -11,9 +11,10 @@ import sys
 import threading
 
 import pytest
-from expect import each, until
+from expect import each, refuses, until
 from served import Served, all_of, attach, connected, kept_session
 
+import hfsdk as hf
 from hfsdk.session import acceptor
 
 CROWD = """
@@ -154,6 +155,8 @@ def test_a_server_without_file_descriptors_accepts_again_when_there_are_some(mon
                     taken.append(os.dup(line.fileno()))
             line.connect(("127.0.0.1", server.port))
             assert session.roles == ()
+            with refuses(hf.OptionError, "nothing answers", "open files"):
+                attach(server.port)
         finally:
             for number in taken:
                 os.close(number)

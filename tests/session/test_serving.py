@@ -1,6 +1,7 @@
 """What the server of kept sessions remembers and takes: each request once, no answer longer than needed, nothing without bounds."""
 
 import tempfile
+import threading
 import weakref
 from concurrent.futures import Future
 
@@ -97,6 +98,24 @@ def test_what_is_too_large_to_send_is_refused_at_the_users_line_and_nothing_else
         assert another.seed == 4711, "what came along with the refused message was told"
         another.detach()
         session.detach()
+
+
+def test_what_cannot_be_sent_takes_nothing_along(session_kept):
+    with Served() as server:
+        session = attach(server.port)
+        session.seed = 4711
+        with pytest.raises(TypeError, match="lock"):
+            session._link.send(m.Forget((threading.Lock(),)))
+        another = attach(server.port, read_only=True)
+        assert another.seed == 4711
+        another.detach()
+        session.detach()
+
+
+@each("address", ["hfsdk://", "hfsdk://127.0.0.1:1", "hfsdk://127.0.0.1:99999/exp7", "hfsdk://127.0.0.1:x/exp7", "hfsdk://[/exp7"])
+def test_what_is_no_address_is_refused(address):
+    with refuses(hf.OptionError, "hfsdk://HOST:PORT/NAME", address):
+        hf.Session.attach(address, token="x" * 20)
 
 
 def test_an_answer_that_is_too_large_is_an_error_of_its_question_alone(small):

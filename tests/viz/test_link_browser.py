@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 import pytest
 
+from hfsdk.session.served_page import _html
 from tests.session.served import Served, kept_session
 from tests.viz import harness
 
@@ -44,7 +45,7 @@ def another():
 
 def test_a_link_from_another_site_opens_the_page_and_its_cookie_goes_to_no_other_port(chromium, monkeypatch, another):
     with kept_session(monkeypatch), Served() as served:
-        monkeypatch.setattr(served.server._pages, "page", lambda name: (HTTPStatus.OK, f"<h1>run of {name}</h1>"))
+        monkeypatch.setattr(served.server._pages, "page", lambda name: (HTTPStatus.OK, _html(f"run of {name}", "")))
         page = chromium.new_page()
         page.goto("about:blank")
         page.set_content(f'<a href="http://127.0.0.1:{served.port}{served.server.page_link("exp7")}">the run</a>')
@@ -52,6 +53,7 @@ def test_a_link_from_another_site_opens_the_page_and_its_cookie_goes_to_no_other
         page.wait_for_selector("h1")
         assert page.text_content("h1") == "run of exp7"
         assert page.evaluate("document.cookie") == ""
+        assert served.said == [], "not even for an icon"
         shown = page.url
         page.reload()
         assert page.text_content("h1") == "run of exp7"
