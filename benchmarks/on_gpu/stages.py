@@ -46,7 +46,7 @@ def join(setting: Setting) -> None:
         for group in (groups.tp, groups.dp, groups.pp, groups.world):
             dist.all_reduce(total, group=group)
         setting.need(total.tolist() == [1.0] * 4, f"adding up over a world of one gave {total.tolist()}")
-        setting.need(groups.gather_objects("here") == ["here"], "objects did not come by gloo")
+        setting.need(groups.gather("here", str) == ["here"], "objects did not come by gloo")
         forget_groups()
         dist.destroy_process_group()
         setting.note(**{f"join_and_leave_{attempt + 1}_s": time.perf_counter() - begun})

@@ -71,8 +71,15 @@ class Layout(Harness):
             for tensor in (weight, *(state["optimizer"][name][kind] for kind in KINDS)):
                 digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
         at = self.groups.coordinates
-        told = self.groups.gather_objects(((at.tp, at.pp), digest.hexdigest()))
+        told = gathered(self.groups, ((at.tp, at.pp), digest.hexdigest()))
         return len(set(told)) == len({place for place, _ in told})
+
+
+def gathered(groups, value):
+    """Return any object of every rank."""
+    found = [None] * groups.mesh.layout.size
+    torch.distributed.all_gather_object(found, value, group=groups.world)
+    return found
 
 
 def save(h, trainer, name, folder, meanwhile=lambda: None):
@@ -82,10 +89,10 @@ def save(h, trainer, name, folder, meanwhile=lambda: None):
     meanwhile()
     saving.join()
     assert saving.written()
-    h.groups.gather_objects(None)
+    gathered(h.groups, None)
     if h.groups.rank == 0:
         finish_save(saving)
-    h.groups.gather_objects(None)
+    gathered(h.groups, None)
 
 
 def load(trainer, folder):

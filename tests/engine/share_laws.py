@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_laws import KINDS, Layout, load, make_folders, refused, save
+from checkpoint_laws import KINDS, Layout, gathered, load, make_folders, refused, save
 from spawn import run
 from trainer_harness import Harness, equal
 from whole_state import state_of
@@ -34,7 +34,7 @@ class Here(Layout):
 
 def held_once(h, trainer, share):
     """Return (whether the shares of this rank's dp group cover its part of the state once, their bytes, the part's bytes)."""
-    told = h.groups.gather_objects(((h.groups.tp_rank, h.groups.pp_rank), [strip for strip, _ in share.content]))
+    told = gathered(h.groups, ((h.groups.tp_rank, h.groups.pp_rank), [strip for strip, _ in share.content]))
     mine = [strips for place, strips in told if place == (h.groups.tp_rank, h.groups.pp_rank)]
     whole = state_of(trainer)
     masters = {name for name, weight in whole["weights"].items() if weight.dtype == torch.float32}
@@ -104,7 +104,7 @@ def check(rank, world_size, root, keys, files):
         h.learn(trainer, name)
         seen["next"] = equal(state_of(trainer), after)
         seen["torn"] = torn(trainer, kept.share)
-        parcels = h.groups.gather_objects(kept.packed())
+        parcels = gathered(h.groups, kept.packed())
         trainer.take_share(kept.share)
         seen["whole"] = h.whole(trainer)
         seen["elsewhere"] = through_pieces(other, parcels, name, distributed=distributed == (name == "tied"))
@@ -123,7 +123,7 @@ def of_files(h, root, layout):
     folder = root / "files" / layout
     save(h, trainer, "half", folder)
     written = sorted((p.name, p.stat().st_size) for p in folder.glob("*.distcp"))
-    h.groups.gather_objects(None)
+    gathered(h.groups, None)
     last = folder / f"__{h.mesh.layout.size - 1}_0.distcp"
     spoilt = {}
     for how in ("gone", "cut short"):
@@ -132,12 +132,12 @@ def of_files(h, root, layout):
             last.unlink()
             if how == "cut short":
                 last.write_bytes(content[: len(content) // 2])
-        h.groups.gather_objects(None)
+        gathered(h.groups, None)
         spoilt[how] = refused(trainer, folder)
-        h.groups.gather_objects(None)
+        gathered(h.groups, None)
         if h.groups.rank == 0:
             last.write_bytes(content)
-        h.groups.gather_objects(None)
+        gathered(h.groups, None)
     again = h.trainer("half", seed=7, distributed=True)
     load(again, folder)
     mended, earlier = equal(state_of(again), state_of(trainer)), h.trainer("half", seed=7, distributed=True)
@@ -159,10 +159,10 @@ def save_as_before(h, trainer, folder):
     whole = [(Strip(kind, name, tuple(t.shape), t.dtype, 0, t.numel()), t.reshape(-1)) for kind, name, t in tensors]
     saving = begin_save("half", replace(share, content=() if h.groups.dp_rank else tuple(whole)), trainer.shard, h.groups, folder)
     saving.join()
-    h.groups.gather_objects(saving.written())
+    gathered(h.groups, saving.written())
     if h.groups.rank == 0:
         finish_save(saving)
-    h.groups.gather_objects(None)
+    gathered(h.groups, None)
 
 
 @pytest.fixture(scope="module")

@@ -39,10 +39,12 @@ def test_tokens_are_the_models():
 
 
 def test_the_store_of_a_pool_listens_on_the_address_it_was_given_alone():
-    store, port = rendezvous.serve("127.0.0.1")
+    store, _ = rendezvous.serve("127.0.0.1")
     try:
-        listening = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
-        assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
-        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+        ports = [
+            c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == store.port
+        ]
+        assert {c.laddr.ip for c in ports} == {"127.0.0.1"}
+        socket.create_connection(("127.0.0.1", store.port), timeout=60).close()
     finally:
-        del store
+        store.close()

@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from turns import let_others_run
 
 from hfsdk.engine.calls.shadow_plan import plan_between
-from hfsdk.engine.process import rendezvous
+from hfsdk.engine.process import gloo_groups, rendezvous
 from hfsdk.engine.process.rendezvous import Link
 from hfsdk.engine.process.safepoint import PeerFailed, SafePoint
 from hfsdk.engine.weights import direct, transport
@@ -321,11 +321,11 @@ def test_on_gpus_nccl_connects_before_the_first_batch(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(dist, "ProcessGroup", Group)
-    monkeypatch.setattr(dist, "ProcessGroupGloo", Gloo)
+    monkeypatch.setattr(gloo_groups, "make", lambda store, rank, size, timeout: Gloo(store, rank, size, timeout=timeout))
     monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     link = Link(3, ("a", "b"), f"file://{tmp_path}/store", 4, ("127.0.0.1",) * 4)
-    rendezvous._store_of(link, timedelta(seconds=5)).add("here", 3)  # the others
+    rendezvous._store_of(link, timedelta(seconds=5))[1].add("here", 3)  # the others
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     group = rendezvous.meet(link, 2, gpu=6)
     c10d._world.pg_group_ranks.pop(group)

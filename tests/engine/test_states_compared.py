@@ -57,7 +57,7 @@ def trainer():
 def states(trainer):
     at = SimpleNamespace(dp=0)
     mesh = SimpleNamespace(ranks=[0], coordinates=lambda rank: at)
-    groups = SimpleNamespace(dp_size=1, dp_rank=0, mesh=mesh, gather_objects=lambda mine: [mine])
+    groups = SimpleNamespace(dp_size=1, dp_rank=0, mesh=mesh, gather=lambda mine, kind: [mine])
     transition = SimpleNamespace(to_training=lambda: None, replaced=lambda: None)
     spec = RoleSpec(name="actor", kind="actor", model=trainer.spec)
     return RoleStates(spec, None, groups, trainer, transition)

@@ -170,7 +170,7 @@ def started(monkeypatch, tmp_path):
     class Handle:
         def __init__(self, options, arguments):
             self.options, self.arguments = options, arguments
-            self.serve_store = SimpleNamespace(remote=lambda host, link: f"tcp://{host}:29500")
+            self.serve_store = SimpleNamespace(remote=lambda host, link: f"keyed://5ec1e7@{host}:29500")
 
     def start(cluster, **settings):
         room, nodes = {node: cluster.nodes.count(node) for node in cluster.nodes}, []
@@ -237,7 +237,7 @@ def check_meeting(started, cluster):
         assert store.startswith("file://")
         assert {setup.address for setup in setups} == {""}
     else:
-        assert store == "tcp://10.0.0.1:29500"
+        assert store == "keyed://5ec1e7@10.0.0.1:29500"
         assert [setup.address for setup in setups] == [f"10.0.0.{node + 1}" for node in cluster.nodes]
 
 
@@ -285,6 +285,7 @@ def check_join(started, monkeypatch, cluster, rank):
     import torch
     import torch.distributed as dist
 
+    from hfsdk.engine.process import rendezvous
     from hfsdk.engine.worker import worker
 
     timeout_s = 90.0 if rank % 2 else None
@@ -295,7 +296,7 @@ def check_join(started, monkeypatch, cluster, rank):
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: told.update(more, backend=backend))
-    monkeypatch.setattr(dist, "TCPStore", lambda host, port, is_master: (host, port, is_master))
+    monkeypatch.setattr(rendezvous, "_opened", lambda url, num_ranks, limit: (url, num_ranks))
     addresses = {"lo": ["127.0.0.1"], "eth0": [setups[rank].address]}
     known = {at: [SimpleNamespace(address=address) for address in found] for at, found in addresses.items()}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: known)
@@ -317,13 +318,14 @@ def check_join(started, monkeypatch, cluster, rank):
     assert (told["backend"], told["device_id"]) == ("cpu:gloo,cuda:nccl", torch.device("cuda", gpu))
     assert world.bound_device_id is None
     assert (told["rank"], told["world_size"]) == (rank, len(cluster.nodes))
+    assert told["store"] == (setups[rank].store, len(cluster.nodes))
     assert told.get("timeout") == (timeout_s and timedelta(seconds=timeout_s))
     assert made.recorder.clock.of_gpu
     if len(set(cluster.nodes)) == 1:
-        assert told["init_method"].startswith("file:///")
+        assert setups[rank].store.startswith("file:///")
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     else:
-        assert told["store"] == ("10.0.0.1", 29500, False)
+        assert setups[rank].store == "keyed://5ec1e7@10.0.0.1:29500"
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
 
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ from hfsdk.core.untrusted import private_copy, where
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
-from hfsdk.engine.process import gpus, startup
+from hfsdk.engine.process import gpus, plain_objects, startup
 from hfsdk.resharding.boxes import vllm_boxes
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -84,9 +84,25 @@ def _import_engine() -> None:
         import vllm.v1.engine.llm_engine  # noqa: F401
 
         startup.keep_frozen(*FREEZES)
+    _send_no_pickles()
     if cpu.on_cpu():
         with startup.importing(), startup.not_there("cv2"):
             cpu.make_ready()
+
+
+def _send_no_pickles() -> None:
+    """Have vLLM make no queues between ranks, which carry pickles, and send none over its groups: each rank has a scheduler."""
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+    from vllm.distributed.parallel_state import GroupCoordinator
+
+    def refuse(*_args: Any, **_options: Any) -> NoReturn:
+        raise plain_objects.NotPlainError("vLLM was to send a pickle to another rank; hfsdk lets none through a group")
+
+    queue: Any = MessageQueue
+    queue.create_from_process_group = staticmethod(lambda *_args, **_options: None)
+    queue.enqueue = queue.dequeue = refuse
+    coordinator: Any = GroupCoordinator
+    coordinator.send_object = coordinator.recv_object = coordinator.isend_object = refuse
 
 
 def use_batch_invariant_kernels() -> None:
@@ -209,8 +225,9 @@ def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     if not dist.is_initialized() or (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise RuntimeError(f"the rollout needs torch.distributed initialised as rank {rank} of {world_size}")
-    token = [uuid.uuid4().hex[:12]]
-    dist.broadcast_object_list(token, src=0)
+    drawn = torch.frombuffer(bytearray(uuid.uuid4().bytes[:6]), dtype=torch.uint8)
+    dist.broadcast(drawn, src=0)
+    token = bytes(drawn.tolist()).hex()
     local_rank = rank if cpu.on_cpu() else torch.cuda.current_device()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # vLLM reads them; restored after
     import_engine()
@@ -220,7 +237,7 @@ def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int
     loads, folder = arguments["load_format"] != "dummy", arguments["model"]
     with (
         startup.without_collector(),
-        cpu.construction(cpu.segment_name(job_id, token[0]), rank) as plain,
+        cpu.construction(cpu.segment_name(job_id, token), rank) as plain,
         checked_copy(folder, spec, with_weights=loads) as checked,
     ):
         try:
@@ -232,5 +249,5 @@ def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     startup.keep_frozen(*FREEZES)  # its worker is imported with the first
     dist.barrier()
-    cpu.remove_segments(job_id, token[0])  # every rank has mapped them: the names are needed no more, whoever dies
+    cpu.remove_segments(job_id, token)  # every rank has mapped them: the names are needed no more, whoever dies
     return engine, plain

@@ -1,37 +1,44 @@
-"""How the processes of a pool, or of two, find each other: by a file on one node, by a TCP store where they are on several.
+"""How the processes of a pool, or of two, find each other: by a file on one node, by a store that asks for a secret on several.
 
 ::
 
     one node      file:///tmp/hfsdk-.../store3           gloo on the loopback interface, nothing listens outside
-    several       tcp://10.0.0.4:40123                   served by rank 0's process on its node's address alone; gloo on the
+    several       keyed://SECRET@10.0.0.4:40123          served by rank 0's process on its node's address alone; gloo on the
                                                          interface that has the worker's own node's address
 
-Nodes that share an address are on one machine: there the store and gloo keep to the loopback interface too.
-
-Over several machines the store and every gloo and NCCL connection listen on the nodes' addresses, and torch neither encrypts nor
-authenticates them: whoever reaches these ports can read and overwrite the store's keys and what ranks send each other. Ray's token
-does not cover them. A pool over several machines belongs on a network that only they are on.
+Nodes that share an address are on one machine: there the store and gloo keep to the loopback interface too. The file is in a
+folder of ours; the other's URL with its secret goes to the ranks with Ray's calls, which need Ray's token. gloo's groups are proven
+by what is in the store (:mod:`~hfsdk.engine.process.gloo_groups`), and what ranks tell each other is never unpickled
+(:mod:`~hfsdk.engine.process.plain_objects`). NCCL's groups are not proven, and nothing is encrypted: a pool over several machines
+belongs on a network that only they are on.
 """
 
 from __future__ import annotations
 
 import os
-import socket
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from hfsdk.engine.process import gloo_loop
+from hfsdk.engine.process import gloo_groups, plain_objects
 from hfsdk.engine.process.safepoint import PeerFailed
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
+    from hfsdk.engine.process.keyed_store import StoreServer
+
 LOOPBACK = "127.0.0.1"
+
+KEYED = "keyed://"
+"""How the URL of a store over several machines begins."""
+
+SECRET_BYTES = 32
 
 LINK_TIMEOUT_S = 600.0
 """How long a rank of two pools waits for the others, unless the session says otherwise; torch's own limit for NCCL."""
@@ -47,9 +54,12 @@ CLOSING_TAG = 2**30 + 2
 
 
 class _Joined:
-    """What this process's world was made with."""
+    """What this process's world, and those of links, were made with."""
 
     timeout: timedelta | None = None
+    store: Store | None = None
+    """Kept here: of a store that is written in Python torch refers to the half that is not."""
+    of_links: ClassVar[dict[ProcessGroup, Store]] = {}
 
 
 def world_timeout() -> timedelta | None:
@@ -76,22 +86,38 @@ def set_interface(address: str) -> None:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def serve(host: str) -> tuple[Any, int]:
-    """Serve a store on one address of this machine; return it (it ends with its last reference) and its port."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch's types leave it out
+def serve(host: str) -> tuple[StoreServer, str]:
+    """Serve a store on one address of this machine, until it is closed; return it and its URL, which has its secret."""
+    from hfsdk.engine.process.keyed_store import StoreServer
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.create_server((host, 0), family=family)
-    port = int(server.getsockname()[1])
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-    return store, port
+    secret = secrets.token_bytes(SECRET_BYTES)
+    server = StoreServer(host, secret)
+    return server, f"{KEYED}{secret.hex()}@{host}:{server.port}"
+
+
+def _opened(url: str, num_ranks: int, limit: timedelta | None) -> Store:
+    """Return the store at a URL."""
+    from torch._C._distributed_c10d import FileStore
+
+    from hfsdk.engine.process.keyed_store import KeyedStore
+
+    store: Store
+    if url.startswith(KEYED):
+        secret, _, where = url.removeprefix(KEYED).partition("@")
+        host, _, port = where.rpartition(":")
+        store = KeyedStore(host, int(port), bytes.fromhex(secret))
+    else:
+        store = FileStore(url.removeprefix("file://"), num_ranks)
+    if limit is not None:
+        store.set_timeout(limit)
+    return store
 
 
 def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout_s: float | None = None) -> None:
     """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
 
     Args:
-        store: ``file://path`` or ``tcp://host:port``.
+        store: ``file://path``, or what :func:`serve` has returned.
         rank: this process in the pool.
         world_size: processes in the pool.
         gpu: torch's number of this process's GPU; ``None`` without one.
@@ -99,16 +125,12 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
     """
     import torch
     import torch.distributed as dist
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if store.startswith("tcp://"):
-        host, _, port = store.removeprefix("tcp://").rpartition(":")
-        found = TCPStore(host, int(port), is_master=False)
-        where: dict[str, Any] = {"store": found}
-    else:
-        where = {"init_method": store}
-    gloo_loop.share()
+    gloo_groups.protect()
+    plain_objects.protect()
     _Joined.timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    _Joined.store = _opened(store, world_size, _Joined.timeout)
+    where: dict[str, Any] = {"store": _Joined.store}
     if _Joined.timeout is not None:
         where["timeout"] = _Joined.timeout
     if gpu is None:
@@ -127,8 +149,8 @@ class Link:
     number: int
     """Unique in the session."""
     pools: tuple[str, str]
-    store: str
-    """``file://path`` or ``tcp://host:port``."""
+    store: str = field(repr=False)
+    """``file://path``, or what :func:`serve` has returned, with its secret."""
     num_ranks: int
     addresses: tuple[str, ...] = ()
     """Of every rank's node, where they are on several machines."""
@@ -165,12 +187,12 @@ def meet(link: Link, rank: int, gpu: int | None = None, is_cut: Callable[[], boo
     from torch.distributed import distributed_c10d as c10d
 
     timeout, name = timedelta(seconds=link.limit_s), c10d.GroupName(f"hfsdk-link{link.number}")
-    store = _store_of(link, timeout)
+    base, store = _store_of(link, timeout)
     _await_all(store, link, is_cut)
     group = dist.ProcessGroup(store, rank, link.num_ranks)
     kinds = dist.ProcessGroup.BackendType
     with _environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), _interface(link.addresses[rank] if link.addresses else ""):
-        gloo = dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, link.num_ranks, timeout=timeout)
+        gloo = gloo_groups.make(PrefixStore("cpu/", store), rank, link.num_ranks, timeout)
         gloo._set_sequence_number_for_group()
         group._set_default_backend(kinds.GLOO)
         group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
@@ -184,6 +206,7 @@ def meet(link: Link, rank: int, gpu: int | None = None, is_cut: Callable[[], boo
             group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
             nccl.eager_connect_single_device(torch.device("cuda", gpu))  # a first batch of which some have no part would hang
     group._set_group_name(name)
+    _Joined.of_links[group] = base
     c10d._world.pg_group_ranks[group] = {k: k for k in range(link.num_ranks)}
     return group
 
@@ -206,6 +229,7 @@ def part(group: ProcessGroup) -> None:
 
     c10d._world.pg_group_ranks.pop(group, None)
     cut(group)
+    _Joined.of_links.pop(group, None)
 
 
 def cut(group: ProcessGroup) -> None:
@@ -244,14 +268,9 @@ def _interface(address: str) -> Iterator[None]:
         yield
 
 
-def _store_of(link: Link, timeout: timedelta) -> Store:
-    from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
+def _store_of(link: Link, timeout: timedelta) -> tuple[Store, Store]:
+    """Return the store of two pools, and the part of it that is this link's."""
+    from torch._C._distributed_c10d import PrefixStore
 
-    base: Store
-    if link.store.startswith("tcp://"):
-        host, _, port = link.store.removeprefix("tcp://").rpartition(":")
-        base = TCPStore(host, int(port), is_master=False)
-    else:
-        base = FileStore(link.store.removeprefix("file://"), link.num_ranks)
-    base.set_timeout(timeout)
-    return PrefixStore(f"link{link.number}/", base)
+    base = _opened(link.store, link.num_ranks, timeout)
+    return base, PrefixStore(f"link{link.number}/", base)

@@ -264,7 +264,7 @@ def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summa
         summary = read_summary(folder)
     except HfsdkError as error:
         problem = str(error)
-    problems = [text for text in groups.gather_objects(problem) if text]
+    problems = [text for text in groups.gather(problem, str | None) if text]
     if problems or summary is None:
         raise CheckpointError(problems[0])
     return summary
@@ -428,7 +428,7 @@ def _sharded(piece: StatePiece) -> ShardedTensor:
 
 
 def _agree(groups: RoleGroups, folder: AnyPath, problem: str | None) -> None:
-    problems = [text for text in groups.gather_objects(problem) if text]
+    problems = [text for text in groups.gather(problem, str | None) if text]
     if problems:
         raise _unwritable(folder, problems[0])
 

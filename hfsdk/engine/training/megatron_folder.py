@@ -21,7 +21,7 @@ from hfsdk.core.layout import Coordinates
 from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.tokenizer_files import COMPANIONS, TOKENIZER_CONFIG
-from hfsdk.core.untrusted import has_file, read_file, read_json, shown_reason, where
+from hfsdk.core.untrusted import has_file, json_bytes, read_file, read_json, shown_reason, where, without_files
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.megatron_model import SelectiveGPTModel, base_tensors, has_scalar_head, local_tensors
@@ -110,14 +110,16 @@ def gather_tensors(
 
     Collective over the role. Returns CPU tensors on rank 0 and ``None`` elsewhere.
     """
-    held = groups.gather_objects({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in local.items()})
+    mine = {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in local.items()}
+    held = groups.gather(mine, dict[str, tuple[tuple[int, ...], str]])
     if groups.dp_rank != groups.mesh.coordinates(0).dp:
         return None
     shapes = spec.tensors()
     full: dict[str, torch.Tensor] = {}
     for rank in (world_rank - groups.first for world_rank in dist.get_process_group_ranks(groups.mp)):
         by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
-        for name, (shape, dtype) in held[rank].items():
+        for name, (shape, dtype_name) in held[rank].items():
+            dtype = getattr(torch, dtype_name)
             shard = _from_rank(rank, local.get(name), shape, dtype, groups)
             if shard is None:
                 continue
@@ -205,7 +207,7 @@ def save_folder(
                 left_out = _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
         except Exception as caught:  # whatever it is, the other ranks wait to hear of it
             problem = why_unwritten(Path(folder), caught)
-    problems = [text for text in groups.gather_objects(problem) if text]
+    problems = [text for text in groups.gather(problem, str | None) if text]
     if problems:
         raise CheckpointError(f"cannot write the model to {folder}: {problems[0]}; what was there before is unchanged")
     return left_out
@@ -253,7 +255,7 @@ def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Pat
 
 
 def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> list[str]:
-    config = read_json(source, "config.json")
+    config = without_files(read_json(source, "config.json"))
     for key in ("torch_dtype", CODE):
         config.pop(key, None)
     config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
@@ -307,9 +309,10 @@ def _copy_companions(source: Path, folder: Path) -> list[str]:
         if not has_file(source, name):
             continue
         try:
-            content = read_file(source, name)
-            if name == TOKENIZER_CONFIG and CODE in (config := read_json(source, name)):
-                content = json.dumps({key: value for key, value in config.items() if key != CODE}, indent=2).encode()
+            if name == TOKENIZER_CONFIG:
+                content = json_bytes({key: value for key, value in read_json(source, name).items() if key != CODE})
+            else:
+                content = read_file(source, name)
         except ModelNotFoundError as error:
             left_out.append(str(error))
         else:

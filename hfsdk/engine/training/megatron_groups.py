@@ -21,20 +21,22 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hfsdk.core.errors import LayoutError
-from hfsdk.engine.process import rendezvous
+from hfsdk.engine.process import plain_objects, rendezvous
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from torch.distributed.distributed_c10d import GroupName
 
     from hfsdk.core.layout import Coordinates, Mesh
+
+T = TypeVar("T")
 
 
 class _Made:
@@ -196,11 +198,9 @@ class RoleGroups:
             dp=dp, dp_cp=dp, expt_dp=dp, intra_dp_cp=dp, intra_expt_dp=dp, inter_dist_opt=None, intra_dist_opt=self.world,
         )  # fmt: skip
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Return the value of every rank of the role, in rank order (small Python objects only)."""
-        found: list[Any] = [None] * self.mesh.layout.size
-        dist.all_gather_object(found, value, group=self.world)
-        return found
+    def gather(self, value: T, kind: Any) -> list[T]:
+        """Return the value of every rank of the role, in rank order; see :func:`plain_objects.gather`."""
+        return plain_objects.gather(value, kind, self.world)
 
 
 def _model_parallel(mesh: Mesh) -> list[list[int]]:

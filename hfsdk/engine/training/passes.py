@@ -236,7 +236,7 @@ class Passes:
         self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
         merged = Tally()
         with self._agreeing():
-            tallies = self._groups.gather_objects(mine if self._groups.tp_rank == 0 else None)
+            tallies = self._groups.gather(mine if self._groups.tp_rank == 0 else None, Tally | None)
         for tally in tallies:
             if tally is not None:
                 merged.merge(tally)

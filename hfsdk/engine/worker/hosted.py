@@ -173,7 +173,7 @@ class HostedRole:
             return None, -1
         kept = self.worker.kept.get(asked)
         there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh), self.groups.rank)
-        if kept is None or not all(self.groups.gather_objects(there)):
+        if kept is None or not all(self.groups.gather(there, bool)):
             raise CallError(
                 f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout: it is from before the last "
                 "place, or a worker that kept them has ended. Take another snapshot, or rewind to this one where it still holds"

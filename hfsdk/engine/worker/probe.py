@@ -79,7 +79,7 @@ class Probe:
         lengths = rows.ragged("response").lengths
         spy = _TokenSpy(loss.load())
         micro_batches: list[tuple[int, ...]] = [(int(row),) for row in rows.row_ids]
-        counts = self._hosted.groups.gather_objects(len(micro_batches))
+        counts = self._hosted.groups.gather(len(micro_batches), int)
         micro_batches += [()] * (max(counts) - len(micro_batches))
         plan = PassPlan((tuple(micro_batches),) * self._hosted.mesh.layout.num_replicas)
         mini = MiniBatchPlan(0, 0, tuple(range(num_rows)), plan, num_tokens, num_rows)

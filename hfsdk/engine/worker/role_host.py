@@ -31,7 +31,7 @@ class WorkerSetup:
     pool: str
     job_id: str
     store: str
-    """Where the pool's processes find each other: ``file://path`` or ``tcp://host:port``."""
+    """Where the pool's processes find each other: ``file://path``, or what :func:`rendezvous.serve` has returned."""
     num_threads: int = 1
     address: str = ""
     """Of this worker's node, where the pool is on several machines."""

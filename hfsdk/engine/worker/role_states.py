@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 Sums = dict[str, tuple[str, int]]
 """(dtype, fingerprint) of each Hugging Face tensor."""
 
+OfRank = tuple[int, list[tuple[str, str, int]]]
+"""What a rank tells of its tensors: its dp rank; and the name, the dtype and the fingerprint of each part."""
+
 BASE = "base"
 """Under which name stands what adapters stand beside, as one."""
 
@@ -81,7 +84,7 @@ class RoleStates:
         dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
         mine = [(box.tensor, dtype, one) for box, dtype, one in zip(told, dtypes, sums, strict=True)]
         parts: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in range(self._groups.dp_size)]
-        for dp, these in self._groups.gather_objects((self._groups.dp_rank, mine)):
+        for dp, these in self._groups.gather((self._groups.dp_rank, mine), OfRank):
             for tensor, dtype, one in these:
                 parts[dp][tensor, dtype].append(one)
         return [{tensor: (dtype, added(these)) for (tensor, dtype), these in of_replica.items()} for of_replica in parts]
@@ -140,7 +143,7 @@ class RoleStates:
                 shares.fill(share, self._trainer.shard, pieces)
         except CheckpointError as error:
             problem = str(error)
-        problems = [text for text in self._groups.gather_objects(problem) if text]
+        problems = [text for text in self._groups.gather(problem, str | None) if text]
         if problems:
             raise CheckpointError(problems[0])
         self._trainer.take_share(share)

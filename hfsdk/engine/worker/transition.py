@@ -194,7 +194,7 @@ class Transition:
         if self.touched and not lacks:
             lacks = bool((self._fingerprints(self._base, self._base.sources()) != self._base_given).any())
         self.touched = False
-        if not any(self._groups.gather_objects(lacks)):
+        if not any(self._groups.gather(lacks, bool)):
             return None
         self._base_given = None
         report = self._move(self._base, 0, safe)
@@ -227,7 +227,7 @@ class Transition:
         assert trainer is not None
         assert rollout is not None
         has = self._beside == number and bool(rollout.readable_adapters(BESIDE))
-        if all(self._groups.gather_objects(has)):
+        if all(self._groups.gather(has, bool)):
             return
         with self._worker.recorder.span("reshard") as attrs:
             tensors = trainer.weights_of(kept.share)
@@ -245,7 +245,7 @@ class Transition:
         """Whether the rollout can generate with what it has, however old; the same on all ranks."""
         rollout = self._rollout
         has = rollout is not None and rollout.ready and (self.residency is None or self.residency.generating)
-        return all(self._groups.gather_objects(has))
+        return all(self._groups.gather(has, bool))
 
     def look(self) -> tuple[Proof, int]:
         """Compare what the rollout has now with what the trainer has, or had when it gave it away.
@@ -352,7 +352,7 @@ class Transition:
     def _lacks_weights(self, rollout: Rollout) -> bool:
         """Whether the rollout's weights are old or not there, on any rank: one may have slept while another did not."""
         lacks = self.stale or (self.residency is not None and not self.residency.generating)
-        return any(self._groups.gather_objects(lacks or not rollout.ready)) if rollout.sleeps else lacks
+        return any(self._groups.gather(lacks or not rollout.ready, bool)) if rollout.sleeps else lacks
 
     def _together(self, rollout: Rollout, wake: Callable[[], None], safe: SafePoint) -> None:
         """Wake the rollout's memory on every rank, or fail on every rank: those that wait for weights must not wait for ever."""
@@ -369,7 +369,7 @@ class Transition:
         """Make sure, before anything moves, that all ranks carry out the same plan with weights of the same version."""
         words = f"{plan.spec}|{plan.train}|{plan.rollout}|{plan.dtype}|{plan.grouping}"
         mine = [zlib.crc32(words.encode()), num_updates]
-        all_ranks = self._groups.gather_objects(mine)
+        all_ranks = self._groups.gather(mine, list[int])
         if error is None and any(theirs != mine for theirs in all_ranks):
             error = CallError(
                 f"{self._spec.name}'s ranks differ in what they would move; (plan, version) by rank: {all_ranks}. Nothing moved. "

@@ -33,6 +33,7 @@ from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
 if TYPE_CHECKING:
+    from hfsdk.engine.process.keyed_store import StoreServer
     from hfsdk.engine.training.megatron_checkpoint import StateWriter
     from hfsdk.engine.weights.direct import DirectLinks, Tensors, Way
     from hfsdk.engine.worker.hosted import HostedRole
@@ -62,8 +63,8 @@ class Worker:
         """States of roles that snapshots refer to; they stay when the role moves or is released."""
         self._running_call = -1
         self._cancel_asked = -1
-        self._store: Any = None
-        self._link_store: Any = None
+        self._served: dict[str, StoreServer] = {}
+        """The stores that this process serves: for its pool, and for the last link of two pools."""
         self._links: DirectLinks | None = None
         self._half_built = False
         self.gpus: tuple[str, ...] = ()
@@ -76,12 +77,13 @@ class Worker:
 
         With ``link`` it is for the ranks of two pools, this one's and another.
         """
-        store, port = rendezvous.serve(host)
-        if link:
-            self._link_store = store  # of the last link that this process serves; ranks need it only until they have met
-        else:
-            self._store = store
-        return f"tcp://{host}:{port}"
+        self._end_store("link" if link else "pool")
+        self._served["link" if link else "pool"], url = rendezvous.serve(host)
+        return url
+
+    def _end_store(self, of: str) -> None:
+        if of in self._served:
+            self._served.pop(of).close()
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
@@ -146,7 +148,8 @@ class Worker:
 
             forget_groups()
             dist.destroy_process_group()
-        self._store = self._link_store = None
+        for of in list(self._served):
+            self._end_store(of)
 
     @property
     def links(self) -> DirectLinks:

@@ -35,9 +35,9 @@ def test_step_of_ppo(told, name):
     assert step["rows"] == 4
 
 
-def test_processes_meet_by_tcp_across_nodes_and_by_file_within_one(told):
+def test_processes_meet_by_a_keyed_store_across_nodes_and_by_file_within_one(told):
     actor, critic = told["code"]
-    assert [store for _, _, store in actor] == ["tcp", "tcp"]
+    assert [store for _, _, store in actor] == ["keyed", "keyed"]
     assert [store for _, _, store in critic] == ["file"]
     assert told["moved"]["store"] == "file"
 

@@ -1,0 +1,106 @@
+"""What the ranks of a group tell each other, beside tensors: plain data of a fixed form and a bounded size, never a pickle.
+
+A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's
+own object collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals
+once :func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. What is none of that is refused
+where it would be sent.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 << 20
+"""Of what one rank sends: fingerprints or shapes of all tensors of a large model."""
+
+AT_ONCE_BYTES = 512
+"""What is no longer travels with its length, in one collective."""
+
+LENGTH_BYTES = 8
+
+
+class NotPlainError(TypeError):
+    """What was to go over a group, or has come, is no plain data."""
+
+
+def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
+    """Return what every rank of a group sends, in their order; collective.
+
+    Args:
+        value: this rank's.
+        kind: the type of each rank's value: of built-in types and dataclasses.
+        group: with gloo for tensors of the host.
+
+    Raises:
+        NotPlainError: a value is of another type, or has more than :data:`MOST_BYTES`.
+    """
+    import torch.distributed as dist
+
+    content = msgspec.msgpack.encode(value)
+    first = len(content).to_bytes(LENGTH_BYTES, "big") + content[:AT_ONCE_BYTES]
+    found = [bytes(row.tolist()) for row in _gathered(first, LENGTH_BYTES + AT_ONCE_BYTES, group)]
+    lengths = [int.from_bytes(row[:LENGTH_BYTES], "big") for row in found]
+    contents = [row[LENGTH_BYTES:] for row in found]
+    if max(lengths) > MOST_BYTES:
+        raise NotPlainError(f"a rank would send {max(lengths):,} bytes; {MOST_BYTES:,} are the most: (bytes by rank: {lengths})")
+    if max(lengths) > AT_ONCE_BYTES:
+        contents = [row.numpy().tobytes() for row in _gathered(content, max(lengths), group)]
+    try:
+        return [msgspec.msgpack.decode(one[:length], type=kind) for one, length in zip(contents, lengths, strict=True)]
+    except msgspec.MsgspecError as error:
+        raise NotPlainError(f"rank {dist.get_rank()} of the pool was sent something else than {kind}: {error}") from error
+
+
+def _gathered(content: bytes, size: int, group: ProcessGroup) -> list[Tensor]:
+    """Return every rank's bytes, filled up with zeros."""
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.zeros(size, dtype=torch.uint8)
+    mine[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, mine, group=group)
+    return found
+
+
+def protect() -> None:
+    """Have torch's object collectives in this process carry Python literals."""
+    from torch.distributed import distributed_c10d as c10d
+
+    torchs: Any = c10d
+    torchs._object_to_tensor, torchs._tensor_to_object = _to_tensor, _to_object
+
+
+def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
+    """Return a value as bytes, and how many; in place of torch's ``_object_to_tensor``."""
+    import torch
+
+    text = repr(value)
+    try:
+        same = ast.literal_eval(text) == value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        same = False
+    if not same:
+        raise NotPlainError(f"{type(value).__name__} is no plain data, and nothing else goes over a group: {text[:200]}")
+    content = text.encode()
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8).clone()  # torch enlarges it
+    return tensor.to(device), torch.tensor([len(content)], device=device)
+
+
+def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
+    """Return what bytes say; in place of torch's ``_tensor_to_object``."""
+    if int(size) > MOST_BYTES:
+        raise NotPlainError(f"a rank has sent {int(size):,} bytes as plain data; {MOST_BYTES:,} are the most")
+    try:
+        return ast.literal_eval(tensor.cpu().numpy().tobytes()[: int(size)].decode())
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise NotPlainError(f"what a rank has sent is no plain data: {error}") from error
