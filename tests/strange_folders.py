@@ -30,6 +30,7 @@ from hfsdk.assets import model_folder
 from hfsdk.assets.pretrained import load_config, load_tokenizer
 from hfsdk.core.errors import HfsdkError
 from hfsdk.core.lora import PEFT, AdapterSpec
+from hfsdk.core.tokenizer_files import TOKENIZER
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.engine.process.tasks import text_decoder
 from hfsdk.session.tokenizer import FolderTokenizer
@@ -204,6 +205,17 @@ def indices(whole: dict[str, Any], canary: Path, folder: Path) -> dict[str, Any]
     return found | {f"weight_map {some!r}"[:60]: {"weight_map": some} for some in maps} | {"no weight_map": {"metadata": {}}}
 
 
+def that_name_files(whole: dict[str, Any], canary: Path) -> dict[str, bytes]:
+    """Return configurations of a tokenizer that would have transformers read a file from elsewhere, by name."""
+    keys = ("vocab_file", "merges_file", "tokenizer_file", "added_tokens_file", "special_tokens_map_file", "chat_template_file")
+    named = [{**dict.fromkeys(keys, str(canary)), "tokenizer_class": of} for of in CLASSES]
+    named += [{"init_inputs": [str(canary)] * 3, "tokenizer_class": of} for of in CLASSES]
+    named += [{"name_or_path": str(canary), "gguf_file": str(canary)}, {"chat_template": str(canary)}]
+    named += [{"fast_tokenizer_files": [str(canary.with_name(OTHER))]}, {"fast_tokenizer_files": [f"../elsewhere/{OTHER}", 5]}]
+    named += [{"chat_template": [{"name": "default", "template": "{% include " + repr(str(canary)) + " %}"}]}]
+    return {f"with {one!r}"[:100]: json.dumps({**whole, **one}).encode() for one in named}
+
+
 def of_its_kind(rng: random.Random, name: str, content: bytes) -> dict[str, bytes]:
     """Return contents that are nearly what a file of this name has, by name."""
     if name.endswith(".safetensors"):
@@ -232,6 +244,9 @@ def cases(rng: random.Random, root: Path, canary: Path) -> Iterator[tuple[str, s
     def written(content: bytes) -> Callable[[Path], object]:
         return lambda path: path.write_bytes(content)
 
+    def alone(content: bytes) -> Callable[[Path], object]:
+        return lambda path: (path.write_bytes(content), (path.parent / TOKENIZER).unlink())
+
     names = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", SPECIAL, TEMPLATE, WEIGHTS]
     files = [(plain, name) for name in [*names, "beside.safetensors", "added_tokens.json"]]
     files += [(cut, INDEX), (cut, "model-2.safetensors"), (beside, "adapter_config.json"), (beside, ADAPTER_WEIGHTS)]
@@ -241,11 +256,29 @@ def cases(rng: random.Random, root: Path, canary: Path) -> Iterator[tuple[str, s
             yield put(whole, name, make, what)
         for what, odd in {**contents(content), **of_its_kind(rng, name, content)}.items():
             yield put(whole, name, written(odd), what)
+    config = json.loads((plain / "config.json").read_text())
+    for odd_name in (str(canary.with_name("config.4.0.0.json")), "../../elsewhere/config.4.0.0.json"):
+        content = json.dumps({**config, "configuration_files": [odd_name]}).encode()
+        yield put(plain, "config.json", written(content), "with the name of another")
+    for what, odd in that_name_files(json.loads((plain / "tokenizer_config.json").read_text()), canary).items():
+        yield put(plain, "tokenizer_config.json", written(odd), what)
+        yield put(plain, "tokenizer_config.json", alone(odd), f"alone {what}")
     for what, odd_index in indices(json.loads((cut / INDEX).read_text()), canary, root / "case" / "cut").items():
         yield put(cut, INDEX, written(json.dumps(odd_index).encode()), what)
 
 
 MUTATIONS = 15
+OTHER = "tokenizer.4.0.0.json"
+"""Another name of the canary, by which transformers looks for tokenizers of its older versions."""
+CLASSES = (
+    "TokenizersBackend",
+    "LlamaTokenizer",
+    "Qwen2Tokenizer",
+    "GPT2Tokenizer",
+    "BertTokenizer",
+    "T5Tokenizer",
+    "ByT5Tokenizer",
+)
 TEMPLATES = (
     "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}", "{{ 1 / 0 }}", "{{ nothing.at_all }}",
     "{% if", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}",
@@ -303,7 +336,7 @@ READERS = {
 
 
 NAMED = {INDEX: ("model-1.safetensors", "model-2.safetensors"), TEMPLATE: ("chat template", "tokenizer*")}
-NAMED |= dict.fromkeys((SPECIAL, "tokenizer.json", "tokenizer_config.json", "added_tokens.json"), ("tokenizer*", "chat template"))
+NAMED |= dict.fromkeys((SPECIAL, "tokenizer.json", "tokenizer_config.json", "added_tokens.json"), ("tokenizer", "chat template"))
 """What names a file as well: a library that read several does not say which was wrong."""
 
 
@@ -322,7 +355,7 @@ class Watch:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str | bytes):
             path = os.fsdecode(arguments[0])
-            if self._canary.name in path or path in ("/etc/passwd", "/dev/zero"):
+            if self._canary.name in path or self._canary.parent.name in path or path in ("/etc/passwd", "/dev/zero"):
                 self.opened.append(path)
 
     def seen(self) -> list[str]:
@@ -343,6 +376,8 @@ def main(seed: int) -> dict[str, Any]:
         canary.parent.mkdir()
         root = Path(place, "folders")
         canary.write_bytes(tensors_bytes({"model.norm.weight": (64,)}))
+        for other in (OTHER, "config.4.0.0.json"):
+            os.link(canary, canary.with_name(other))
         watch = Watch(canary)
         canary.read_bytes()
         report["watched"] = len(watch.seen())

@@ -175,6 +175,16 @@ def test_a_library_gets_a_copy_that_only_its_user_can_list_and_that_goes(folder)
     assert not os.path.exists(copy)
 
 
+@each("key", ["gguf_file", "vocab_file", "fast_tokenizer_files", "configuration_files", "init_inputs"])
+def test_what_a_configuration_names_is_not_opened(folder, key):
+    for name in ("config.json", "tokenizer_config.json"):
+        whole = read_json(folder, name)
+        (folder / name).write_text(json.dumps({**whole, key: ["/etc/hostname"]}))
+        with private_copy(folder, [name]) as copy:
+            assert read_json(copy, name) == {one: value for one, value in whole.items() if one != key}
+        (folder / name).write_text(json.dumps(whole))
+
+
 # -- what is said where
 
 

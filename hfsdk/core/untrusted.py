@@ -316,6 +316,8 @@ def _json_kind(found: Any) -> str:
 def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkError] = ModelNotFoundError) -> Iterator[str]:
     """Give a folder of one's own with copies of some files of another: of those that it has.
 
+    Configurations are copied without what would have a library read further files (:func:`without_files`).
+
     Args:
         folder: whose.
         names: of files that are read whole.
@@ -327,8 +329,24 @@ def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkE
     with tempfile.TemporaryDirectory(prefix="hfsdk-copy-") as copy:
         for name in names:
             if has_file(folder, name):
-                Path(copy, name).write_bytes(read_file(folder, name, error=error))
+                is_config = name.endswith("config.json")
+                content = json_bytes(read_json(folder, name, error=error)) if is_config else read_file(folder, name, error=error)
+                Path(copy, name).write_bytes(content)
         yield copy
+
+
+def without_files(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the keys by which it names files that transformers would read, wherever they lie.
+
+    ``gguf_file``, ``vocab_file``, ``fast_tokenizer_files``, ``configuration_files`` and others like them; and ``init_inputs``,
+    which are such names by their place.
+    """
+    return {key: value for key, value in config.items() if not key.endswith(("_file", "_files")) and key != "init_inputs"}
+
+
+def json_bytes(config: dict[str, Any]) -> bytes:
+    """Return the content of a configuration that names no files."""
+    return (json.dumps(without_files(config), indent=2) + "\n").encode()
 
 
 def descriptor_path(file: BinaryIO) -> str:
