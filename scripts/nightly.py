@@ -55,7 +55,7 @@ def run_fire(name: str) -> list[dict[str, Any]]:
 def run_mutations(name: str) -> list[dict[str, Any]]:
     """Run a night's share of the mutations."""
     table = OUT / "mutations.json"
-    return [_once(None, "mutations", ["scripts/mutate.py", "--check", "-j", "2", "--json", str(table), "--minutes", "30"])]
+    return [_once(None, "mutations", ["scripts/mutate.py", "--check", "-j", "2", "--json", str(table), "--minutes", "45"])]
 
 
 def _once(remembered: str | None, name: str, arguments: list[str]) -> dict[str, Any]:

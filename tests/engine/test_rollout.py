@@ -17,7 +17,7 @@ import hfsdk.assets
 from hfsdk.core.errors import CallError, OptionError, UnsupportedModelError
 from hfsdk.core.layout import Layout
 from hfsdk.core.roles import RolloutOptions, Sampling
-from hfsdk.core.rollout_sizes import cache_bytes, context_tokens, least_cache_bytes
+from hfsdk.core.rollout_sizes import BLOCK_TOKENS, cache_bytes, context_tokens, least_cache_bytes
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
 from hfsdk.engine.generation import cpu_support_vllm
@@ -170,6 +170,7 @@ def one_rank(rank, world_size, folders):
     check_spans(rollout)
     check_between_updates(rollout, model)
     check_nan_leaves_no_trace(rollout, model)
+    check_prefixes_of_older_weights_are_forgotten(rollout, model)
     rollout.close()
     check_first_update(folders[True])
     check_crowded(folders[True])
@@ -310,6 +311,22 @@ def check_between_updates(rollout, model):
         draw(rollout)
     push(rollout, model)  # as after a transition that was cancelled
     check_parity(model, draw(rollout))
+
+
+def check_prefixes_of_older_weights_are_forgotten(rollout, model):
+    """Prompts of whole blocks, whose keys and values the cache keeps for the next row that begins alike."""
+    long = Ragged.of([[(3 * i + j) % 250 for j in range(3 * BLOCK_TOKENS)] for i in range(2)], np.int32)
+
+    def drawn():
+        return draw(rollout, prompts=long, seeds=SEEDS[:2])
+
+    check_parity(model, drawn(), prompts=long)
+    first = next(iter(model.parameters()))
+    first.data.neg_()
+    push(rollout, model)
+    check_parity(model, drawn(), prompts=long)
+    first.data.neg_()
+    push(rollout, model)
 
 
 def check_nan_leaves_no_trace(rollout, model):

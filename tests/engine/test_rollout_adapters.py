@@ -106,8 +106,10 @@ def one_rank(rank, world_size, folder):
         alone = check_rows(rollout, [base] * 6, None)
         write(rollout, lora, ones)
         check_rows(rollout, [one] * 6, 0)
-        with refuses(RuntimeError, "slot 1 has no weights yet"):
-            draw(rollout, adapter=[0, 1, 0, 1, 0, 1])
+        for _ in range(2):  # the second time it is being written
+            with refuses(RuntimeError, "slot 1 has no weights yet"):
+                draw(rollout, adapter=[0, 1, 0, 1, 0, 1])
+            rollout.adapter_targets(1)
         write(rollout, lora, others, 1)
         mixed = check_rows(rollout, [one, one, base, other, base, other], [0, 0, None, 1, None, 1])
         assert mixed["response"].take([2, 4]) == alone["response"].take([2, 4]), "whatever the others have"

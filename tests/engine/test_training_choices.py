@@ -113,6 +113,21 @@ def test_step_counts_are_where_adamw_reads_them(alone, fused):
     assert state["step"].device.type == ("meta" if fused else "cpu")
 
 
+def test_norm_weights_and_biases_do_not_decay(alone):
+    from hfsdk.engine.training import megatron_optimizer
+    from hfsdk.engine.training.megatron_groups import RoleGroups
+
+    model, groups = built("qwen2.5-7b", "tp4 dp2", dtype="fp32"), RoleGroups(Layout.parse("tp4 dp2").mesh())
+    wanted = AdamW(weight_decay=0.3)
+    with torch.device("meta"):
+        ddp = megatron_optimizer.wrap(model, groups, wanted)
+        optimizer = megatron_optimizer.make_optimizer(ddp, groups, wanted, "fp32")
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    found = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    assert set(found.values()) == {0.0, 0.3}
+    assert found == {name: 0.0 if "norm" in name or name.endswith("bias") else 0.3 for name in found}
+
+
 def test_padding_makes_a_row_that_nobody_selects():
     from hfsdk.core.table import Ragged, Table
     from hfsdk.engine.training.loss_io import ModelInput

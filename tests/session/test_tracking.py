@@ -300,8 +300,9 @@ def test_simulated_runs_have_times_only():
 class Broken:
     """A tracker of the user's own, which stops working at its second step."""
 
-    def __init__(self, at=1):
+    def __init__(self, at=1, error=None):
         self.at, self.steps, self.ended = at, [], []
+        self.error = error or OSError(28, "No space left on device")
 
     def start(self, title, config):
         if self.at < 0:
@@ -310,7 +311,7 @@ class Broken:
 
     def step(self, step, values, samples):
         if step == self.at:
-            raise OSError(28, "No space left on device")
+            raise self.error
         self.steps.append(step)
 
     def end(self, state):
@@ -341,6 +342,12 @@ def test_a_tracker_that_fails_is_given_up_with_one_notice(session, ready):
     assert (broken.steps, broken.ended) == ([0], ["failed"])
     assert (whole.steps, whole.ended) == ([0, 1, 2, 3], ["finished"])
     assert [m for m in session.messages if "given up" in m]
+
+
+def test_whatever_a_tracker_raises_the_run_goes_on(session, ready):
+    broken = Broken(error=KeyError("its own server says nonsense"))
+    with pytest.warns(UserWarning, match="Broken is given up"):
+        assert len(session.train(OneCall(), ready, steps=3, track=broken).rows) == 3
 
 
 def test_one_that_cannot_start_does_not_stop_training(session, ready):
