@@ -79,13 +79,12 @@ def told(rank):
     dist.init_process_group("fake", store=FakeStore(), rank=rank["rank"], world_size=rank["world_size"])
     found = {}
 
-    def engine(arguments):
-        found.update(made(arguments, rank))
+    def engine(config, **_options):
+        found.update(made(config, rank))
         raise Made
 
     with (
-        mock.patch("vllm.v1.engine.llm_engine.LLMEngine.from_engine_args", engine),
-        mock.patch.object(dist, "broadcast_object_list"),
+        mock.patch("vllm.v1.engine.llm_engine.LLMEngine.from_vllm_config", engine),
     ):
         try:
             Rollout(
@@ -102,13 +101,12 @@ def told(rank):
     return found | {"left behind": left}
 
 
-def made(arguments, rank):
-    """Return what vLLM's own code makes of its arguments and of this process's environment."""
+def made(config, rank):
+    """Return what vLLM's own code makes of its arguments, as ``config``, and of this process's environment."""
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.executor.abstract import Executor
 
-    config = arguments.create_engine_config()
     executor = Executor.get_class(config)
     where, global_rank, local_rank = object.__new__(executor)._distributed_args()
     groups, world, queues = parallel_groups(config)
