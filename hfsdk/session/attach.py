@@ -137,8 +137,8 @@ def _remote(name: str, token: str | None) -> RemoteKeeper:
         return RemoteKeeper(name, shown, package_version())
     except OSError as error:
         raise OptionError(
-            f"nothing answers at {name}: {error}. Does `python -m hfsdk.serve` run on the cluster's head node, and is the tunnel "
-            "open?"
+            f"nothing answers at {name} as it should: {error}. Does `python -m hfsdk.serve` run on the cluster's head node, and is "
+            "the tunnel open?"
         ) from error
 
 

@@ -104,6 +104,11 @@ async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
             return await _reached(url, token, version)
     except TimeoutError:
         raise TimeoutError(f"no word within {CONNECT_S:g} s") from None
+    except ENDED as error:
+        raise ConnectionResetError(
+            "what listens there ends each connection at once: it is another program, the server of an older hfsdk, a tunnel to "
+            "nowhere, or a server that many others come to"
+        ) from error
 
 
 async def _reached(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
@@ -179,7 +184,7 @@ def page_link(address: str, token: str, version: str) -> str:
     except StrangerError as error:
         raise SessionClosedError(strange(address, error)) from None
     except OSError as error:
-        raise OptionError(f"nothing answers at {address}: {error}. Does `python -m hfsdk.serve` run there?") from error
+        raise OptionError(f"nothing answers at {address} as it should: {error}. Does `python -m hfsdk.serve` run there?") from error
 
 
 class _Waiting:

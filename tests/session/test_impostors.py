@@ -90,6 +90,14 @@ def test_who_says_nothing_at_the_servers_port_gets_nothing(session_kept, monkeyp
     assert all(TOKEN.encode() not in heard for heard in impostor.heard)
 
 
+def test_what_ends_each_connection_at_once_is_told():
+    """The server of an older hfsdk, or a tunnel to nowhere."""
+    with Impostor(0, lambda line, heard: None) as impostor:
+        with refuses(hf.OptionError, impostor.port, "ends each connection", "older hfsdk"):
+            attach(impostor.port)
+        assert len(impostor.heard) > 1, "it is tried again: the true server may have been crowded"
+
+
 class Between:
     """Passes a kernel's connection on as it is, notes it, and may change a byte of what comes back."""
 
