@@ -328,7 +328,8 @@ class RemoteKeeper:
 
     def _run_until_left(self, opened: Future[None]) -> None:
         try:
-            asyncio.run(self._run(opened))
+            with asyncio.Runner() as runner:  # asyncio.run is another one where a notebook has changed it (nest_asyncio)
+                runner.run(self._run(opened))
         except asyncio.CancelledError:
             pass
         except Exception as error:  # e.g. there is no file descriptor for its loop

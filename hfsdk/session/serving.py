@@ -224,8 +224,8 @@ class Server:
     def run(self) -> None:
         """Serve until :meth:`close`."""
         threading.Thread(target=self._rest, name="hfsdk-serve-rest", daemon=True).start()
-        with self._listener:
-            asyncio.run(self._serve_all())
+        with self._listener, asyncio.Runner() as runner:
+            runner.run(self._serve_all())
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _serve_all(self) -> None:
