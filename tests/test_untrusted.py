@@ -13,7 +13,7 @@ from expect import CEILING_S, each, refuses
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
-from hfsdk.assets.pretrained import load_tokenizer
+from hfsdk.assets.pretrained import load_config, load_tokenizer
 from hfsdk.core import untrusted
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.core.files import FileSum, check_files
@@ -183,6 +183,22 @@ def test_what_a_configuration_names_is_not_opened(folder, key):
         with private_copy(folder, [name]) as copy:
             assert read_json(copy, name) == {one: value for one, value in whole.items() if one != key}
         (folder / name).write_text(json.dumps(whole))
+
+
+def test_keys_that_nobody_reads_reach_no_library(folder):
+    whole = read_json(folder, "config.json")
+    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "rope_parameters": {"attn_factor": 7}}
+    (folder / "config.json").write_text(json.dumps({**whole, **odd}))
+    config = load_config(folder)
+    assert (config.num_labels, config.hidden_size, config.model_type) == (2, whole["hidden_size"], "llama")
+    assert "attn_factor" not in config.rope_parameters
+    assert load_tokenizer(folder).encode("a film")
+
+
+def test_a_number_of_a_tokenizer_that_asks_for_much_memory_is_refused(folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 2**31}))
+    with refuses(ModelNotFoundError, "tokenizer_config.json", "extra_ids", 2**31):
+        load_tokenizer(folder)
 
 
 # -- what is said where

@@ -5,14 +5,21 @@ transformers opens files by their names, follows links, waits at a named pipe, a
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
+from hfsdk.core.hf_config import only_read
+from hfsdk.core.spec import ModelSpec
 from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, tokenizers_own, unreadable
 from hfsdk.core.untrusted import has_file, private_copy, read_json, shown_reason
 
 CONFIG = "config.json"
+
+LENGTHS, MOST_NUMBER = ("model_max_length", "max_length", "max_len"), 1_000_000
+"""Numbers of a tokenizer's configuration that are any length, 10**30 where none is meant; and the largest of the others."""
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -28,7 +35,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     if not has_tokenizer(folder):
         raise no_tokenizer(folder)
     named = [name for name in (TOKENIZER_CONFIG, CONFIG) if has_file(folder, name) and "auto_map" in read_json(folder, name)]
-    with private_copy(folder, (CONFIG, *TOKENIZER_FILES)) as copy:
+    bounded = partial(_with_bounded_numbers, folder)
+    with private_copy(folder, (CONFIG, *TOKENIZER_FILES), change={CONFIG: _of_the_tokenizer, TOKENIZER_CONFIG: bounded}) as copy:
         try:
             found = AutoTokenizer.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
         except HfsdkError:
@@ -44,6 +52,25 @@ def load_tokenizer(folder: str | Path) -> Any:
             raise unreadable(folder, "tokenizer*", error) from None
     found.name_or_path = str(folder)
     return found
+
+
+def _of_the_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what a model's configuration says of its tokenizer."""
+    return {key: config[key] for key in ("model_type", "tokenizer_class", "auto_map") if key in config}
+
+
+def _with_bounded_numbers(folder: str | Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer's configuration, of whose numbers none asks for much memory: T5's makes ``extra_ids`` tokens.
+
+    Raises:
+        ModelNotFoundError: one does.
+    """
+    for key, value in config.items():
+        if type(value) in (int, float) and key not in LENGTHS and not abs(value) <= MOST_NUMBER:
+            raise ModelNotFoundError(
+                f"{folder}/{TOKENIZER_CONFIG} has {shown(key)}={shown(value)}; at most {MOST_NUMBER:,} is taken. Mend it."
+            )
+    return config
 
 
 def _check_each(folder: str | Path) -> None:
@@ -67,7 +94,13 @@ def load_config(folder: str | Path) -> Any:
     """
     from transformers import AutoConfig
 
-    with private_copy(folder, [CONFIG]) as copy:
+    ModelSpec.from_folder(folder)  # tells what is wrong with the file
+
+    def checked(config: dict[str, Any]) -> dict[str, Any]:
+        ModelSpec.from_hf_config(config)
+        return only_read(config)
+
+    with private_copy(folder, [CONFIG], change={CONFIG: checked}) as copy:
         try:
             return AutoConfig.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # whatever is in the file, transformers does not look at it first

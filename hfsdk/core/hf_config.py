@@ -48,6 +48,40 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
 Dropout (``attention_dropout``) is left out: RLHF trains without."""
 
 
+READ = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "sliding_window",
+    "use_sliding_window",
+)  # fmt: skip
+"""Keys that say what is computed, but for the rotary positions."""
+
+READ_OF_ROPE = (
+    "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "beta_fast", "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim",
+)  # fmt: skip
+"""Keys of the rotary positions."""
+
+
+def only_read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checked config with what is read of it, and no other key: what a library makes of those nobody has looked at.
+
+    transformers makes a list of ``num_labels`` labels, however many these are.
+    """
+    found = {key: config[key] for key in READ if config.get(key) is not None}
+    known = [one for one in config["architectures"] if isinstance(one, str) and one in FAMILIES]
+    found |= {"architectures": known[:1], "model_type": FAMILIES[known[0]]}
+    for key in ("rope_scaling", "rope_parameters"):
+        if config.get(key):
+            found[key] = {name: config[key][name] for name in READ_OF_ROPE if config[key].get(name) is not None}
+            break
+    rope = found.get("rope_scaling") or found.get("rope_parameters") or {}
+    if (rope.get("rope_type") or rope.get("type") or "default") != "default":
+        found |= {key: config[key] for key in ("original_max_position_embeddings",) if key in config}
+    if "rope_theta" not in rope and config.get("rope_theta"):
+        found["rope_theta"] = config["rope_theta"]
+    return found
+
+
 def require(condition: bool, name: str, has: str, runs: str) -> None:
     """Refuse a model that has something else than what hfsdk runs.
 

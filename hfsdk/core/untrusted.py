@@ -25,10 +25,11 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError
@@ -313,7 +314,13 @@ def _json_kind(found: Any) -> str:
 
 
 @contextmanager
-def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkError] = ModelNotFoundError) -> Iterator[str]:
+def private_copy(
+    folder: str | Path,
+    names: Sequence[str],
+    *,
+    change: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
+    error: type[HfsdkError] = ModelNotFoundError,
+) -> Iterator[str]:
     """Give a folder of one's own with copies of some files of another: of those that it has.
 
     Configurations are copied without what would have a library read further files (:func:`without_files`).
@@ -321,6 +328,7 @@ def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkE
     Args:
         folder: whose.
         names: of files that are read whole.
+        change: what becomes of a configuration, by its name.
         error: to be raised.
 
     Raises:
@@ -329,8 +337,11 @@ def private_copy(folder: str | Path, names: Sequence[str], *, error: type[HfsdkE
     with tempfile.TemporaryDirectory(prefix="hfsdk-copy-") as copy:
         for name in names:
             if has_file(folder, name):
-                is_config = name.endswith("config.json")
-                content = json_bytes(read_json(folder, name, error=error)) if is_config else read_file(folder, name, error=error)
+                if name.endswith("config.json"):
+                    config = read_json(folder, name, error=error)
+                    content = json_bytes(change[name](config) if name in change else config)
+                else:
+                    content = read_file(folder, name, error=error)
                 Path(copy, name).write_bytes(content)
         yield copy
 

@@ -31,7 +31,14 @@ def another_config(folder):
     (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}))
 
 
+def odd_keys(folder):
+    config = json.loads((folder / "config.json").read_text())
+    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "bos_token_id": [[]], "text_config": 5}
+    (folder / "config.json").write_text(json.dumps({**config, **odd}))
+
+
 CHANGES = {
+    "keys that nobody reads": odd_keys,
     "weights are a pipe": lambda folder: pipe(folder / "model.safetensors"),
     "a pipe beside the weights": lambda folder: pipe(folder / "more.safetensors"),
     "the index is a pipe": lambda folder: pipe(folder / "model.safetensors.index.json"),
@@ -89,7 +96,7 @@ def test_no_folder_makes_a_worker_wait(tmp_path):
         folders[name] = str(folder)
     spec = ModelSpec.from_folder(folders["as it is"])
     (found,) = run(load_each, 1, folders, spec)
-    for name in ("as it is", "a pipe beside the weights"):
+    for name in ("as it is", "a pipe beside the weights", "keys that nobody reads"):
         assert found.pop(name) == (("", ""), ("", "")), name
     assert found["the configuration is a pipe"][0] == ("", ""), "a trainer has its numbers from where the role was declared"
     for name, (of_trainer, of_rollout) in found.items():

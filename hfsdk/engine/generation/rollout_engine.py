@@ -20,6 +20,7 @@ import torch.distributed as dist
 from hfsdk.assets.pretrained import not_taken
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
+from hfsdk.core.hf_config import only_read
 from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import (
@@ -34,6 +35,7 @@ from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.process import gpus, plain_objects, startup
+from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.resharding.boxes import vllm_boxes
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -181,13 +183,18 @@ def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterato
     Raises:
         ModelNotFoundError: a file cannot be read, or config.json is of another model than was declared.
     """
-    with private_copy(folder, ["config.json"]) as copy, ExitStack() as opened:
+
+    def of_the_role(config: dict[str, Any]) -> dict[str, Any]:
         try:
-            same = dataclasses.replace(ModelSpec.from_folder(copy), name=spec.name) == spec
+            same = dataclasses.replace(ModelSpec.from_hf_config(config), name=spec.name) == spec
         except HfsdkError:
             same = False
         if not same:
             raise ModelNotFoundError(f"{folder}/config.json is not what it was when the role was declared. Declare the role again.")
+        return {**only_read(config), **({"eos_token_id": list(ends)} if ends else {})}
+
+    ends = eos_token_ids(folder)
+    with private_copy(folder, ["config.json"], change={"config.json": of_the_role}) as copy, ExitStack() as opened:
         if with_weights:
             files = opened.enter_context(WeightFiles(folder))
             _check_vllm_reads(files, spec)
@@ -244,8 +251,8 @@ def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int
             config = EngineArgs(**{**arguments, "model": checked}).create_engine_config()
         except Exception as error:  # whatever is in config.json, vLLM does not look at it first
             raise not_taken(folder, "vLLM", error) from error
-        if not loads:  # nothing is read any more; what vLLM has compiled of this model it finds again by this name
-            config.model_config.model = folder
+        if not loads:  # what vLLM has compiled of this model it finds again by this name; it reads at the other
+            config.model_config.model, config.model_config.hf_config_path = folder, checked
         engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     startup.keep_frozen(*FREEZES)  # its worker is imported with the first
     dist.barrier()
