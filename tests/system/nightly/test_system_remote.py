@@ -70,12 +70,28 @@ def far(state):
         time.sleep(0.2)
 
 
+STARTED = []
+"""Servers."""
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_left():
+    """End what a test that failed has left: it would use the session's Ray for ever."""
+    before = len(STARTED)
+    yield
+    for server in STARTED[before:]:
+        server.kill()
+        server.communicate()
+
+
 def serve(state, *arguments):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state)}
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, "-m", "hfsdk.serve", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environment,
     )  # fmt: skip
+    STARTED.append(server)
+    return server
 
 
 @pytest.fixture
