@@ -214,8 +214,9 @@ What helps, most first: a larger tp or pp, or more devices in this pool; lora=hf
     (
         hf.UnsupportedModelError,
         unsupported,
-        "HERE/mamba/config.json: mamba has architecture 'MambaForCausalLM'; hfsdk runs LlamaForCausalLM, LlamaForSequenceClassification, "
-        "MistralForCausalLM, MistralForSequenceClassification, Phi3ForCausalLM, Phi3ForSequenceClassification, "
+        "HERE/mamba/config.json: mamba has architecture 'MambaForCausalLM'; hfsdk runs LlamaForCausalLM, "
+        "LlamaForSequenceClassification, MistralForCausalLM, "
+        "MistralForSequenceClassification, Phi3ForCausalLM, Phi3ForSequenceClassification, "
         "Qwen2ForCausalLM, Qwen2ForSequenceClassification, Qwen3ForCausalLM, Qwen3ForSequenceClassification. Use a model of one "
         "of these architectures.",
     ),

@@ -11,7 +11,9 @@ class Event(TypedDict, total=False):
 
     type: Required[str]
     """``"call_started"``, ``"call_progress"``, ``"call_done"``, ``"call_failed"`` or ``"call_cancelled"``; ``"role_loading"`` or
-    ``"role_loaded"``."""
+    ``"role_loaded"``; ``"notice"``, of no call or role."""
+    text: str
+    """Of a notice."""
     call_id: int
     call: str
     """Role and method, e.g. ``"actor.generate"``."""

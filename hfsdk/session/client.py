@@ -362,6 +362,17 @@ class ControllerClient:
 
         return stop
 
+    def pass_notices(self, notice: Callable[[str], None]) -> None:
+        """Call a method with what the engine has to say of no call in particular, as long as there is its object."""
+        method = weakref.WeakMethod(notice)
+
+        def on_event(event: Event) -> None:
+            found = method()
+            if event["type"] == "notice" and found is not None:
+                found(event["text"])
+
+        self._controller.subscribe(on_event)
+
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
         aside = Aside(listener, lambda: self.closed)

@@ -215,6 +215,7 @@ class Session(Guided, Offering):
             started.controller, wait_each=wait, simulated=started.kind == "simulated", shared=kept is not None
         )  # fmt: skip
         context = Context(title, cluster, started.kind, client, int(seed))
+        client.pass_notices(context.notice)
         self._parts = Parts.of(context)
         if kept is not None and kept.link is not None:
             self._link = kept.link

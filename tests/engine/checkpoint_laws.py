@@ -6,6 +6,7 @@ A module of tests has ``MOVES``: layout -> models that are loaded there.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -77,8 +78,11 @@ class Layout(Harness):
 
 def gathered(groups, value):
     """Return any object of every rank."""
+    from hfsdk.engine.process.plain_objects import written_by
+
     found = [None] * groups.mesh.layout.size
-    torch.distributed.all_gather_object(found, value, group=groups.world)
+    with written_by(pickle.dumps, pickle.loads):
+        torch.distributed.all_gather_object(found, value, group=groups.world)
     return found
 
 

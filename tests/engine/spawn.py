@@ -128,10 +128,12 @@ def _child(pipe, function, rank, world_size, folder, args):
     try:
         assert "preloaded" in sys.modules, "each process imports the engine anew: its server has not found the module"
         import torch
-        import torch.distributed as dist
+
+        from hfsdk.engine.process import rendezvous
 
         torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+        rendezvous.set_interface("")
+        rendezvous.join(f"file://{folder}/store", rank, world_size)
         answer = (False, function(rank, world_size, *args))
     except BaseException:
         answer = (True, traceback.format_exc())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 
 import pytest
@@ -39,6 +40,7 @@ def move(h, trainer, rank, links, link):
     """Give or take one state as the worker does; return what was counted."""
     import torch.distributed as dist
 
+    from hfsdk.engine.process.plain_objects import written_by
     from hfsdk.engine.process.safepoint import SafePoint
     from hfsdk.engine.weights.direct import NOTHING
     from hfsdk.engine.weights.moves import inventory, way_of_state
@@ -47,11 +49,13 @@ def move(h, trainer, rank, links, link):
     if gives:
         with trainer.giving_share() as share:
             mine = inventory(share, trainer.shard, gives=True)[0]
-    dist.all_gather_object(said, mine if gives else None)
+    with written_by(pickle.dumps, pickle.loads):
+        dist.all_gather_object(said, mine if gives else None)
     summary = said[0].summary
     if not gives:
         mine = inventory(trainer.blank_share(summary, "meta"), trainer.shard, gives=False)[0]
-    dist.all_gather_object(said, mine)
+    with written_by(pickle.dumps, pickle.loads):
+        dist.all_gather_object(said, mine)
     way, never = way_of_state("role", rank, said[:2], said[2:]), SafePoint(lambda: False)
     whole = trainer.giving_share() if gives else trainer.taking_share(summary)
     with whole as share, links.using(link, rank, 1) as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from hfsdk.core.errors import (
 )
 from hfsdk.core.methods import LOAD_STATE, NUM_UPDATES, STEP, UPDATE
 from hfsdk.core.runtime import Order, Runtime, Stored, TransferBrokenError, Work
+from hfsdk.core.trace import Span
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import check_aligned, mesh_of, plan_orders, task_order
 from hfsdk.engine.calls.rerun import Rerun
@@ -35,6 +37,14 @@ from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 MOST_FLOWS = 256
 """Of so many calls, the last ones, it is known who read what from whom."""
+
+STRANGERS = "strangers"
+"""Attribute of a call's span: packets of somebody else's connections that the worker's closed ports have dropped since the last."""
+
+STRANGERS_TEXT = (
+    "somebody else's program connects to the ports by which this session's workers find each other. It gets no answer and changes "
+    "nothing; SECURITY.md says what else may reach them. On a machine that others use, ask who looks at its ports."
+)
 
 TELLS_S = 5.0
 """How long a call whose worker ended may take to end as well, after what it wrote and others wrote is noted as lost."""
@@ -50,6 +60,7 @@ class Execution:
         self._announcer, self._closing = announcer, closing
         self._flows: deque[CallRecord] = deque()
         self._flows_lock = threading.Lock()
+        self._strangers_told = False
 
     def carry_out(self, record: CallRecord) -> None:
         """Run one call to its end; called by its lane."""
@@ -82,6 +93,7 @@ class Execution:
         except (WorkerDiedError, TransferBrokenError) as error:
             self._pools_died(record, error)
             return
+        self._tell_of_strangers(outcome.spans)
         record.rerun = record.rerun.ended(outcome.stored)
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
@@ -108,6 +120,12 @@ class Execution:
         if role is not None:
             self._count_updates(role, record)
         self.finish(record, None)
+
+    def _tell_of_strangers(self, spans: Iterable[Span]) -> None:
+        """Tell the session's owner, once, that somebody else tries to connect to the workers."""
+        if not self._strangers_told and any(span.attrs.get(STRANGERS) for span in spans):
+            self._strangers_told = True
+            self._announcer.tell({"type": "notice", "text": STRANGERS_TEXT})
 
     def _plan(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> Work:
         """Return what a call is to the runtime; its role is loaded by then, as is a shadow that takes weights straight from it."""

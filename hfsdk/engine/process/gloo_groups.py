@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 MOST_TRIES = 5
 """How often a group is made anew where strangers came in between."""
 
-PROOF_LIMIT = timedelta(seconds=30)
-"""How long a rank waits for another's proof; all are there by then."""
+PROOF_LIMIT = timedelta(seconds=10)
+"""How long a rank waits for another's proof; all are there by then. Only a stranger who says nothing makes it wait."""
+
+AGAIN_LIMIT = timedelta(seconds=120)
+"""How long a rank waits for the others to make a group again; they may meet such strangers, one after the other."""
 
 LOOK_S = 0.001
 """How often a rank looks whether the others have come; torch's file store does so every 10 ms."""
@@ -210,7 +213,7 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         if size == 1:
             return plain(store, rank, size, options)
         here = PrefixStore(f"try{number}/", store) if number else store
-        limit = min(timeout, PROOF_LIMIT) if number else timeout  # they have all been there once
+        limit = min(timeout, AGAIN_LIMIT) if number else timeout  # they have all been there once
         with contextlib.ExitStack() as open_ports:
             key = _meet(here, "here", rank, size, limit)
             for device in devices:

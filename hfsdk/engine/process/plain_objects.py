@@ -3,12 +3,15 @@
 A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's
 own object collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals
 once :func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. What is none of that is refused
-where it would be sent.
+where it would be sent; a save's plans alone are of torch's own classes, and read by a list of their names (:func:`written_by`).
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -80,10 +83,20 @@ def protect() -> None:
     torchs._object_to_tensor, torchs._tensor_to_object = _to_tensor, _to_object
 
 
-def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
-    """Return a value as bytes, and how many; in place of torch's ``_object_to_tensor``."""
-    import torch
+@contextmanager
+def written_by(write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Iterator[None]:
+    """Have torch's object collectives on this thread carry what somebody else's code sends and Python literals cannot say.
 
+    ``read`` must make nothing but what it knows, whatever the bytes are, and raise ValueError or ``pickle.UnpicklingError`` else.
+    """
+    token = _form.set((write, read))
+    try:
+        yield
+    finally:
+        _form.reset(token)
+
+
+def _literal(value: Any) -> bytes:
     text = repr(value)
     try:
         same = ast.literal_eval(text) == value
@@ -91,7 +104,21 @@ def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
         same = False
     if not same:
         raise NotPlainError(f"{type(value).__name__} is no plain data, and nothing else goes over a group: {text[:200]}")
-    content = text.encode()
+    return text.encode()
+
+
+def _value(content: bytes) -> Any:
+    return ast.literal_eval(content.decode())
+
+
+_form: ContextVar[tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = ContextVar("form", default=(_literal, _value))
+
+
+def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
+    """Return a value as bytes, and how many; in place of torch's ``_object_to_tensor``."""
+    import torch
+
+    content = _form.get()[0](value)
     tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8).clone()  # torch enlarges it
     return tensor.to(device), torch.tensor([len(content)], device=device)
 
@@ -101,6 +128,6 @@ def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
     if int(size) > MOST_BYTES:
         raise NotPlainError(f"a rank has sent {int(size):,} bytes as plain data; {MOST_BYTES:,} are the most")
     try:
-        return ast.literal_eval(tensor.cpu().numpy().tobytes()[: int(size)].decode())
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        return _form.get()[1](tensor.cpu().numpy().tobytes()[: int(size)])
+    except Exception as error:  # what is no data raises anything
         raise NotPlainError(f"what a rank has sent is no plain data: {error}") from error

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
@@ -56,7 +57,7 @@ from hfsdk.core.errors import CheckpointError, HfsdkError
 from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, content_of, parse_files, why_unwritten
 from hfsdk.core.store import AnyPath, StorePath
 from hfsdk.core.untrusted import open_file, parse_json
-from hfsdk.engine.process import heap
+from hfsdk.engine.process import heap, plain_objects
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.weights.role_state import Shard, StatePiece, Summary
 from hfsdk.engine.weights.shares import StateShare, fill, pieces
@@ -165,7 +166,8 @@ class _InThread(TorchDistSaveShardedStrategy):
         writer.folder = self._saving.folder
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         converted = mcore_to_pyt_state_dict(by_key)
-        planned, *_ = save_state_dict_async_plan(converted, writer, self._groups.world, 0, planner)
+        with plain_objects.written_by(pickle.dumps, _unpickled):
+            planned, *_ = save_state_dict_async_plan(converted, writer, self._groups.world, 0, planner)
         self._saving.writer, self._saving.metadata = writer, planned[1]
         return AsyncRequest(None, (), [])
 
@@ -214,7 +216,7 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
     """
     parts = [saving.folder / f"written-{rank}.pkl" for rank in range(saving.num_ranks)]
     try:
-        written = [_unpickled(part) for part in parts]
+        written = [_unpickled(content_of(part)) for part in parts]
         sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
         with _nearby(saving.folder) as here:
             _Writer(str(here)).finish(saving.metadata, [results for results, *_ in written])
@@ -318,7 +320,7 @@ def read_summary(folder: AnyPath) -> Summary:
 def load(folder: AnyPath, share: StateShare, shard: Shard) -> None:
     """Fill a rank's share (see :meth:`hfsdk.engine.weights.shares.StateShare.blank`) from a checkpoint of any layout.
 
-    Collective over the pool, whose world is the role's: torch plans reading over the default group.
+    Collective over the pool, whose world is the role's: each rank plans its own reading, and all hear of one that cannot.
 
     Raises:
         CheckpointError: on every rank, when a tensor is missing or of another shape, or a file cannot be read.
@@ -327,10 +329,13 @@ def load(folder: AnyPath, share: StateShare, shard: Shard) -> None:
     sharded = [_sharded(piece) for piece in wanted]
     by_key, *_ = _replace_state_dict_keys_with_sharded_keys({str(i): tensor for i, tensor in enumerate(sharded)})
     planner = MCoreLoadPlanner(shapes_validation_sharded_tensors=sharded)
+    problem = None
     try:
-        _load_state_dict(mcore_to_pyt_state_dict(by_key, True), _Reader(folder), planner=planner)
+        _load_state_dict(mcore_to_pyt_state_dict(by_key, True), _Reader(folder), planner=planner, no_dist=True)
     except (CheckpointException, Exception) as error:  # the former is no Exception
-        raise CheckpointError(f"the state in {folder} cannot be loaded: {_first_line(error)}") from None
+        problem = _first_line(error)
+    if problems := [text for text in plain_objects.gather(problem, str | None, dist.group.WORLD) if text]:
+        raise CheckpointError(f"the state in {folder} cannot be loaded: {problems[0]}")
     fill(share, shard, wanted)
 
 
@@ -359,8 +364,8 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _unpickled(path: AnyPath) -> Any:
-    return _Unpickler(io.BytesIO(content_of(path))).load()
+def _unpickled(content: bytes) -> Any:
+    return _Unpickler(io.BytesIO(content)).load()
 
 
 class _Reader(FileSystemReader):
@@ -403,7 +408,7 @@ class _Reader(FileSystemReader):
             planner.commit_tensor(item, target)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = _unpickled(self._folder / ".metadata")
+        metadata = _unpickled(content_of(self._folder / ".metadata"))
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(".metadata is no index of a checkpoint")
         for name, tensor in metadata.state_dict_metadata.items():

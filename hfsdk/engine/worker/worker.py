@@ -22,7 +22,7 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Weights
 from hfsdk.core.trace import Span
-from hfsdk.engine.process import deterministic, heap, rendezvous
+from hfsdk.engine.process import deterministic, gloo_groups, heap, rendezvous
 from hfsdk.engine.process.clocks import EventClock
 from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
@@ -67,6 +67,8 @@ class Worker:
         """The stores that this process serves: for its pool, and for the last link of two pools."""
         self._links: DirectLinks | None = None
         self._half_built = False
+        self._knocks = 0
+        """Packets of strangers that were told of."""
         self.gpus: tuple[str, ...] = ()
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
         self._gpu: int | None = None
@@ -259,6 +261,8 @@ class Worker:
                     hosted.shadow.check_version(version)
                 columns, answer.result = hosted.run(call.method, table, order, self._safe_point(call.id))
                 whole.update(self._parts_of_memory())
+                if (knocks := gloo_groups.knocks()) > self._knocks:
+                    whole["strangers"], self._knocks = knocks - self._knocks, knocks
         except Cancelled:
             answer.status = "cancelled"
         except PeerFailed:
