@@ -105,7 +105,7 @@ test: setup browser  ## laws, unit tests and a slice of real engines (at most si
 check: setup browser  ## what a change is judged by: laws, units, engines, one live system (at most twenty minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --tier=check $(ARGS)
 
-nightly: setup browser  ## everything else, kills and mutations (at most 75 minutes); goes on where it was interrupted
+nightly: setup browser docs  ## everything else, kills and mutations (at most 75 minutes); goes on where it was interrupted
 	@$(BIN)/python scripts/nightly.py $(ARGS)
 
 fire: setup  ## four minutes of kills, interrupts, damage, full disks and bad input; make fire ARGS="--minutes 60"
