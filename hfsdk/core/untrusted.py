@@ -53,6 +53,7 @@ KINDS = {
 }  # fmt: skip
 
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+_FOLDER_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 
 _LONE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -189,7 +190,7 @@ def _open(folder: str, name: str) -> int:
     parent, base = _place(folder, name)
     _check_regular(os.lstat(os.path.join(parent, base)))  # before it is opened: opening a device or a pipe does something
     if os.open in os.supports_dir_fd:
-        place = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        place = os.open(parent, _FOLDER_FLAGS)
         try:
             file = os.open(base, _FLAGS, dir_fd=place)
         finally:

@@ -8,9 +8,9 @@ is needed elsewhere. Who is refused is told in a line for each kind, then at mos
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -70,6 +70,16 @@ class Refusals:
                     self._tell(f"{num} more connections were refused: {why}.")
 
 
+def _most_files() -> int:
+    """Return how many files and sockets this process may have open."""
+    if sys.platform == "win32":
+        return 8192
+    else:
+        import resource
+
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 class Arrival:
     """A connection that has proven nothing yet."""
 
@@ -115,7 +125,7 @@ class Arrival:
         finally:
             loop.remove_reader(self._sock)
 
-    async def open(self, context: ssl.SSLContext | None) -> Line:
+    async def take_line(self, context: ssl.SSLContext | None) -> Line:
         """Return it as a line, within TLS if there is a context."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(HEAD_BYTES)
@@ -146,7 +156,7 @@ class Acceptor:
         self._arrivals: dict[Arrival, None] = {}
         """The oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._most = min(HANDSHAKES, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE))
+        self._most = min(HANDSHAKES, max(1, _most_files() // SHARE))
 
     async def accept(self) -> None:
         """Accept connections until this is cancelled."""

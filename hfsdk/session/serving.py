@@ -262,7 +262,7 @@ class Server:
     async def _meet(self, arrival: Arrival) -> Awaitable[None]:
         """Have a kernel or a browser prove itself."""
         tls = await arrival.speaks_tls()
-        line = await arrival.open(self._context if tls else None)
+        line = await arrival.take_line(self._context if tls else None)
         if line.protocol == PROTOCOL:
             await prove_to_kernel(line, self._options.token, self._certificate)
             return self._talk(line)
