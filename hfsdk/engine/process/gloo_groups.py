@@ -60,7 +60,7 @@ DROPS = 8
 
 
 class StrangersError(RuntimeError):
-    """Connections of others came in between whenever a group was made."""
+    """A group could not be proven, however often it was made."""
 
 
 def protect() -> None:
@@ -80,7 +80,7 @@ class _Seen:
     """What this process has noticed."""
 
     intruders = 0
-    """How often a group was made again because a connection took a rank's place and could not prove who it was."""
+    """Connections that took a rank's place while a group was made, and said something else than its proof."""
 
 
 class Device:
@@ -197,7 +197,7 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
         timeout: how long ranks wait for each other, to come and in a collective.
 
     Raises:
-        StrangersError: others came in between at each try.
+        StrangersError: it could not be proven at any try.
     """
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupGloo
@@ -226,17 +226,15 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
                     raise
                 group = None
         if group is not None and _is_proven(group, key, rank, size):
-            _Seen.intruders += number  # a rank that had ended would not have come again
             return group
         group = None  # closes its connections, so that every other rank sees that it failed
         for name in interfaces.split(","):
             if name in _devices:
                 _devices.pop(name).forget()  # it may hold more of the strangers' connections, for pairs to come
-    _Seen.intruders += MOST_TRIES
     raise StrangersError(
-        f"whenever this pool's processes connected, {MOST_TRIES} times, connections of somebody else came in between and did not "
-        "know the group's key. Another user of this machine or network tries to get in: end that process, or place the pool "
-        "elsewhere."
+        f"this pool's processes connected {MOST_TRIES} times, and each time one of them was not who it should be, or said nothing. "
+        "Either another user of this machine or network tries to get in (end that process, or place the pool elsewhere), or the "
+        "machine has many times more work than cores."
     )
 
 
@@ -281,7 +279,8 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
         return {other: of(rank, other) for other in others}, {other: of(other, rank) for other in others}
 
     try:
-        if exchange(PROOF_TAG, *proofs("here")):
+        if strangers := exchange(PROOF_TAG, *proofs("here")):
+            _Seen.intruders += len(strangers)
             return False  # this rank closes all of its connections now, and nobody gets the second message of it
         return not exchange(ALL_PROVEN_TAG, *proofs("all are proven to me"))
     except RuntimeError:  # a connection was closed, by a stranger or by a rank that has met one, or nothing came

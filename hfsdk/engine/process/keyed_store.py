@@ -127,7 +127,7 @@ class StoreServer:
             self._wake.close()
 
     def _serve(self) -> None:
-        """Take connections and answer them, all in one thread; nobody can make it wait."""
+        """Take connections and answer them, all in one thread; no stranger can make it wait."""
         while True:
             for key, _ in self._selector.select(1.0 if self._unproven() else None):
                 if key.fileobj is self._woken:
