@@ -1,6 +1,7 @@
 """Processes that run a reward function on one sample each: what hangs or dies is named, the rest goes on, none is left."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -43,11 +44,18 @@ def samples(*texts):
 
 @pytest.fixture(scope="module")
 def workers():
+    """In a process that has as many files open as a long session may have: more than select() takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     made = SampleWorkers(Shipped.of(judge), 2)
     yield made
     pids = made.pids
     made.close()
     assert not any(map(psutil.pid_exists, pids))
+    for file in files:
+        os.close(file)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_each_failure_is_told_of_its_sample_and_the_others_go_on(workers):

@@ -13,7 +13,6 @@ They live as long as the function does, so that what it keeps stays, and end wit
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -74,7 +73,7 @@ class _Worker:
                 os.kill(self.process.pid, signal.SIGUSR1)
         text = b""
         deadline = time.monotonic() + TRACE_S
-        while (left := deadline - time.monotonic()) > 0 and select.select([self.traces], [], [], left)[0]:
+        while (left := deadline - time.monotonic()) > 0 and wait([self.traces], left):
             text += os.read(self.traces, MOST_TRACE_BYTES)
             deadline = min(deadline, time.monotonic() + 0.05)  # what is written at once
         return line_of_trace(text.decode(errors="replace"))

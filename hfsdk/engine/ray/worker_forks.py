@@ -25,13 +25,13 @@ import json
 import os
 import random
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -148,7 +148,7 @@ def serve(listener: socket.socket) -> dict[str, Any]:
     """Be the server. Returns in forks alone: what one was asked for."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing to wait for
     while True:
-        ready, _, _ = select.select([listener.fileno(), STARTER], [], [])
+        ready = wait([listener, STARTER])
         if STARTER in ready:  # the starter has ended
             os._exit(0)
         asker, _ = listener.accept()
