@@ -92,6 +92,22 @@ def test_the_port_of_a_group_that_stands_is_closed_and_who_comes_is_counted(tmp_
     assert run(closed, 2, str(tmp_path)) == [(True, 0, True)] * 2
 
 
+def files_of_devices(rank, size):
+    """Devices are made and given up; files, pipes and sockets are open meanwhile."""
+    kept = [os.pipe(), socket.socketpair()]
+    counts = []
+    for _ in range(4):
+        gloo_groups._current("lo")[0].forget()
+        gloo_groups._devices.clear()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    return kept and max(counts) - min(counts)
+
+
+def test_making_devices_leaves_no_file_open():
+    """Each look for gloo's own socket among all files of the process would leave some."""
+    assert run(files_of_devices, 1) == [0]
+
+
 def test_strangers_that_take_a_place_at_every_try_are_told(monkeypatch):
     monkeypatch.setattr(gloo_groups, "_is_proven", lambda *_: False)
     monkeypatch.setattr(gloo_groups, "_meet", lambda *_: b"key")

@@ -133,11 +133,8 @@ class Device:
         """
         if self.listener is None:
             raise OSError("which socket of this process is gloo's is not known")
-        one = socket.socket(fileno=self.listener)
-        try:
+        with _given(self.listener) as one:
             yield one
-        finally:
-            one.detach()
 
     def forget(self) -> None:
         """Use it for no more groups."""
@@ -158,11 +155,25 @@ def _current(interfaces: str) -> list[Device]:
     return [_devices[name] for name in interfaces.split(",")]
 
 
+@contextlib.contextmanager
+def _given(number: int) -> Iterator[socket.socket]:
+    """Give a file descriptor of this process as a socket for a moment; whose it is closes it.
+
+    Raises:
+        OSError: it is no socket.
+    """
+    one = socket.socket(fileno=number)
+    try:
+        yield one
+    finally:
+        one.detach()
+
+
 def _listening() -> set[int]:
     """Return the file descriptors of this process that listen for TCP connections; elsewhere than on Linux none are found."""
     found: set[int] = set()
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:  # it may be no socket, or closed meanwhile
+        with suppress(OSError), _given(int(name)) as one:  # it may be no socket, or closed meanwhile
             if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 found.add(int(name))
     return found
