@@ -70,6 +70,7 @@ CONTENTS = {
             "docs/clusters",
             "docs/kept-sessions",
             "docs/beside",
+            "docs/what-you-bring",
             "docs/explain",
             "docs/gpu",
             "docs/reliability",
