@@ -175,6 +175,13 @@ def test_a_library_gets_a_copy_that_only_its_user_can_list_and_that_goes(folder)
     assert not os.path.exists(copy)
 
 
+def test_a_process_that_may_be_killed_has_its_copies_where_somebody_removes_them(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(untrusted, "_copies", [])
+    untrusted.keep_copies_in(tmp_path)
+    with private_copy(folder, ["config.json"]) as copy:
+        assert Path(copy).parent == tmp_path
+
+
 @each("key", ["gguf_file", "vocab_file", "fast_tokenizer_files", "configuration_files", "init_inputs"])
 def test_what_a_configuration_names_is_not_opened(folder, key):
     for name in ("config.json", "tokenizer_config.json"):

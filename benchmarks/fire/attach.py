@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fire import own
 from fire.kept_cells import NAME
 from fire.kept_stage import ATTACH, GONE, IMPORTS, START_S, TOLD_S, KeptStage, ground
 from fire.puppet import CellError, Puppet
@@ -22,24 +23,36 @@ CEILING_S = 600.0
 KERNEL = "kernel"
 """Tag of trials in which a kernel is killed."""
 
+CHECKPOINT = ("the checkpoint",)
+STEP = (*CHECKPOINT, "after the step by hand")
+
+BESIDE = "session.snapshot('a'); x = c.step(session); session.models.actor.generate(c.prompts(session)[0], adapter='a').wait()"
+
 CELLS: Mapping[str, tuple[str, float, tuple[str, ...]]] = {
-    "generate": ("x = session.models.actor.generate([[1, 2, 3]] * 8, max_new_tokens=150).text()", 1.5, ("the checkpoint",)),
-    "a step": ("c.step(session)", 1.0, ("the checkpoint", "after the step by hand")),
+    "generate": ("x = session.models.actor.generate([[1, 2, 3]] * 8, max_new_tokens=150).text()", 1.5, CHECKPOINT),
+    "a step": ("c.step(session)", 1.0, STEP),
     "train": ("c.train(session, folder={saves!r}, save_every=2)", 5.0, ()),
     "train beside": ("run = c.train(session, wait=False)\nwhile len(run.rows) < 6: x = c.many_messages(session, 1)", 6.0, ()),
-    "pictures": ("c.pictures(session)", 0.5, ("the checkpoint",)),
-    "move": ("session.place(c.POOLS)", 3.0, ("the checkpoint",)),
-    "save": ("session.save({saves!r}); session.load({saves!r})", 0.6, ("the checkpoint",)),
+    "pictures": ("c.pictures(session)", 0.5, CHECKPOINT),
+    "move": ("session.place(c.POOLS)", 3.0, CHECKPOINT),
+    "save": ("session.save({saves!r}); session.load({saves!r})", 0.6, CHECKPOINT),
     "rewind": (
         "session.snapshot('a'); x = c.step(session); session.rewind('a')",
         1.3,
-        ("the checkpoint", "after the step by hand"),
+        STEP,
     ),
-    "messages": ("c.many_messages(session, 60)", 1.2, ("the checkpoint",)),
-    "declare": ("session.critic('tiny', optimizer=hf.AdamW(lr=1e-3)); session.place('colocate')", 3.0, ("the checkpoint",)),
-    "detach": ("session.detach()", 0.3, ("the checkpoint",)),
+    "sync": ("x = c.step(session); session.models.actor.generate([[1, 2, 3]] * 8, max_new_tokens=2).wait()", 1.3, STEP),
+    "explain_gap": ("session.models.actor.explain_gap(c.age(session))", 2.5, STEP),
+    "probe": ("session.models.reward.probe(['a fine film', 'dull'], prompts=['it is', 'this is'])", 0.5, CHECKPOINT),
+    "export": ("session.models.actor.save_pretrained({saves!r} + '/model')", 0.3, CHECKPOINT),
+    "merge": ("session.models.actor.save_pretrained({saves!r} + '/model', merge=True)", 0.3, CHECKPOINT),
+    "messages": ("c.many_messages(session, 60)", 1.2, CHECKPOINT),
+    "declare": ("session.critic('tiny', optimizer=hf.AdamW(lr=1e-3)); session.place('colocate')", 3.0, CHECKPOINT),
+    "detach": ("session.detach()", 0.3, CHECKPOINT),
 }
 """A cell -> its code, about what it takes, and the states that it may leave; none: those of a run."""
+
+WITH_ADAPTERS = {**CELLS, "beside": (BESIDE, 1.5, STEP)}
 
 
 def trial(stage: KeptStage, note: Note) -> None:
@@ -60,8 +73,9 @@ def trial(stage: KeptStage, note: Note) -> None:
 def _kernel_in_a_cell(stage: KeptStage, note: Note) -> None:
     """Kill the kernel in a cell; the next one gets the session."""
     note.tags.append(KERNEL)
-    name, part = note.rng.choice(list(CELLS)), note.rng.uniform(0.0, 1.1)
-    code, seconds, states = CELLS[name]
+    cells = WITH_ADAPTERS if own.ADAPTERS in os.environ else CELLS
+    name, part = note.rng.choice(list(cells)), note.rng.uniform(0.0, 1.1)
+    code, seconds, states = cells[name]
     note.doing(f"SIGKILL of a kernel in {name}")
     at = stage.do_and_kill(stage.kernel, name, code.replace("{saves!r}", repr(stage.saves)), part, seconds)
     note.doing(f"SIGKILL of a kernel {at:.3f} s after it began: {name}")

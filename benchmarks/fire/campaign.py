@@ -70,6 +70,8 @@ class Campaign:
     only: Sequence[str] = ()
     trial: int | None = None
     """Only this one, of the kinds in ``only``."""
+    lora: bool | None = None
+    """Whether trained roles have adapters; ``None``: in every other round, of an odd seed in the first."""
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.minutes, runs=[{"seed": self.seed, "minutes": self.minutes}])
@@ -119,7 +121,8 @@ class Campaign:
         total, seconds = sum(job.part for job in jobs) if self.only else 1.0, 60.0 * self.minutes
         rounds = max(1, round(seconds / ROUND_S))
         due = started
-        for _ in range(rounds):
+        for number in range(rounds):
+            lora = (self.seed + number) % 2 == 1 if self.lora is None else self.lora
             for job in jobs:
                 slot = seconds / rounds * job.part / total
                 due += slot
@@ -127,14 +130,14 @@ class Campaign:
                 until = max(min(due, hard - OVERTIME_S), least)
                 in_vain = 0
                 while not self._ended.is_set() and time.monotonic() < until - LEAST * slot / 2 and in_vain < 3:
-                    in_vain = 0 if self._child(job, until - time.monotonic(), hard) else in_vain + 1
+                    in_vain = 0 if self._child(job, until - time.monotonic(), hard, lora) else in_vain + 1
                     if self.trial is not None:
                         break
 
     def _restricted(self, job: Job) -> Job:
         return Job({k: v for k, v in job.shares.items() if not self.only or k in self.only}, job.part)
 
-    def _child(self, job: Job, seconds: float, hard: float) -> bool:
+    def _child(self, job: Job, seconds: float, hard: float, lora: bool) -> bool:
         """Start a child for some kinds and follow it to its end; returns whether it tried anything."""
         with self._lock:
             self._count += 1
@@ -149,12 +152,14 @@ class Campaign:
             "folder": str(folder), "once": self.trial is not None, "each": [k for k in job.shares if short and k not in self._next],
         }  # fmt: skip
         env = os.environ | {own.MARK: self.mark, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        if lora:
+            env[own.ADAPTERS] = "1"
         with output.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), "--child", json.dumps(plan)], stdin=subprocess.DEVNULL, stdout=file,
                 stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True,
             )  # fmt: skip
-        return _Follower(self, job, process, folder, hard).follow()
+        return _Follower(self, job, process, folder, hard, lora).follow()
 
     def took(self, trial: Trial) -> None:
         """Note a trial."""
@@ -175,8 +180,11 @@ class Campaign:
 class _Follower:
     """Reads one child's log while it runs."""
 
-    def __init__(self, campaign: Campaign, job: Job, process: subprocess.Popen[bytes], folder: Path, hard: float) -> None:
+    def __init__(
+        self, campaign: Campaign, job: Job, process: subprocess.Popen[bytes], folder: Path, hard: float, lora: bool
+    ) -> None:
         self.campaign, self.job, self.process, self.folder, self.hard = campaign, job, process, folder, hard
+        self.tags = (own.LORA,) if lora else ()
         self.begun: dict[str, Any] = {"begins": "start", "number": 0, "of": next(iter(job.shares)), "ceiling_s": 300.0}
         self.doing = ""
         self.tried = 0
@@ -223,7 +231,7 @@ class _Follower:
     def _failed(self, failure: str, why: str) -> None:
         kind = self.begun.get("of") or self.begun["begins"]
         what = self.doing or "the start or the end of its process"
-        self.campaign.took(Trial(kind, self.begun["number"], what, 0.0, failure, why, (), 1, 1, self.campaign.seed))
+        self.campaign.took(Trial(kind, self.begun["number"], what, 0.0, failure, why, self.tags, 1, 1, self.campaign.seed))
         self.tried += 1
 
     def _hang(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 
-from fire.deeds import DEEDS, seconds, tidy, took
+from fire.deeds import arrange, deeds_of, seconds, tidy, took
 from fire.stage import FORMS, Stage, ground, typed
 from fire.trials import Note, TrialError
 
@@ -26,11 +26,11 @@ STOPPED_S = 60.0
 def trial(stage: Stage, note: Note) -> None:
     """Press Ctrl-C in the middle of one deed; then the session is idle at once, and the next step is right."""
     rng = note.rng
-    deed = rng.choice(DEEDS)
+    deed = rng.choice(deeds_of(stage))
     form, moment, twice = FORMS[note.number // SAME % 2], rng.uniform(0.0, 0.95), rng.random() < 0.2
     note.doing(f"preparing {deed.name}, {form}")
     tidy(stage)
-    stage.arrange(form, trained=deed.trained)
+    arrange(stage, deed, form)
     at = moment * seconds(stage, deed)
     if deed.start_up:
         note.tags.append("start-up")
@@ -57,6 +57,9 @@ def trial(stage: Stage, note: Note) -> None:
     if stage.session.run is not None and stage.session.run.running:
         raise TrialError("unusable", f"{stage.session.run!r} is still running")
     stage.idle()
+    if not deed.parts:
+        stage.is_known("before")
+    deed.check(stage)
     with typed():
         tidy(stage)
     stage.prove(form)

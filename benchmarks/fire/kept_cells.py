@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hfsdk as hf
+from fire import own
 from fire.state_digest import of_parts, parts_of_rank
 from hfsdk.session.run_record import MEASURED
 
@@ -39,7 +40,7 @@ def begin(**options: Any) -> Any:
 
 def declare(session: Any) -> None:
     """Declare the roles, or find them."""
-    actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-3))
+    actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-3), **own.adapters(4))
     session.reference(actor)
     session.reward(brevity)
     session.place("colocate")
@@ -83,6 +84,16 @@ def step(session: Any) -> str:
     for name, column in sorted(batch.table().items()):
         found.update(name.encode() + (column.flat.tobytes() if isinstance(column, hf.Ragged) else repr(list(column)).encode()))
     return found.hexdigest()
+
+
+def age(session: Any) -> Any:
+    """Return a batch of weights that a snapshot keeps, while the generating engine has newer ones: those after the step by hand."""
+    actor = session.models.actor
+    session.snapshot("then")
+    batch = actor.generate(prompts(session)[0], max_new_tokens=6)
+    step(session)
+    actor.generate(prompts(session)[0], max_new_tokens=2).wait()
+    return batch
 
 
 def digest(session: Any) -> str:

@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from fire.deeds import DEEDS, Deed, seconds, tidy, took
+from fire.deeds import Deed, arrange, deeds_of, seconds, tidy, took
 from fire.stage import FORMS, Stage, ground, typed
 from fire.trials import Note, TrialError
 
@@ -26,14 +26,14 @@ SAME = 4
 def trial(stage: Stage, note: Note) -> None:
     """Kill one worker in the middle of one deed; then everything goes on from the checkpoint."""
     rng = note.rng
-    deed = rng.choices(DEEDS, [d.share for d in DEEDS])[0]
+    deeds = deeds_of(stage)
+    deed = rng.choices(deeds, [d.share for d in deeds])[0]
     form, moment, which = FORMS[note.number // SAME % len(FORMS)], rng.uniform(0.0, 1.0), rng.randrange(2)
-    if deed.name == "place":
-        note.tags.append("place")
+    note.tags += [deed.name] * deed.tagged
     note.doing(f"preparing {deed.name}, {form}")
     tidy(stage)
-    stage.arrange(form, trained=deed.trained)
-    stage.known["before"], segments, pids = stage.digests(), len(stage.segments()), stage.pids()
+    states = arrange(stage, deed, form)
+    segments, pids = len(stage.segments()), stage.pids()
     victim, at = pids[which % len(pids)], moment * seconds(stage, deed)
     note.doing(f"SIGKILL of worker {which} in {deed.name} ({form}), {at:.2f} s after it began")
     said = _kill_in(stage, deed, form, victim, at)
@@ -41,8 +41,8 @@ def trial(stage: Stage, note: Note) -> None:
     _gone(victim)
     with typed():  # who died while nobody waited is told at the next call
         stage.digests()
-    if not deed.changes:
-        stage.is_known("before")
+    stage.is_known(*states)
+    deed.check(stage)
     with typed():
         tidy(stage)
     stage.prove(form, news=1)

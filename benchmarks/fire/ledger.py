@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common import Report, table
+
+from fire.own import LORA
 
 FAILURES = {
     "unusable": "the session (or the next one) could not be used afterwards",
@@ -34,30 +36,41 @@ class Kind:
     what: str
     target: int = 0
     """Trials in ``FULL_MINUTES``."""
-    tag: str = ""
-    """Trials with this tag count towards ``tagged``."""
-    tagged: int = 0
+    tags: Mapping[str, int] = field(default_factory=dict)
+    """Tag -> how many of these trials have it."""
+    adapters: bool = False
+    """Whether its sessions have roles with adapters in some rounds."""
 
 
 KINDS = (
-    Kind("kills", "SIGKILL of a worker in a call, in place, save, load, snapshot and rewind", 60, "place", 20),
-    Kind("cells", "SIGINT in a cell of a session with workers"),
+    Kind(
+        "kills", "SIGKILL of a worker in a call, in place, save, load, snapshot, rewind, in what looks and what exports", 60,
+        {"place": 20, "explain_gap": 3, "first_bad": 2, "sync": 1, "probe": 1, "export": 1, "merge": 1, "beside": 1, LORA: 20},
+        adapters=True,
+    ),
+    Kind("cells", "SIGINT in a cell of a session with workers", adapters=True),
     Kind("lines", "SIGINT at a line of hfsdk's code, simulated session"),
     Kind("starts", "SIGINT in a fresh interpreter: its import, first train, place, load and save"),
     Kind("openings", "SIGINT inside hf.Session(...)"),
     Kind("kernel", "interrupts of a Jupyter kernel"),
-    Kind("drivers", "kill -9 of the user's process", 30, "save", 20),
+    Kind("drivers", "kill -9 of the user's process", 30, {"save": 20, LORA: 10}, adapters=True),
     Kind("damage", "a checkpoint with one damaged file", 60),
     Kind("disk", "a full disk, or a limit on the size of files"),
     Kind("together", "several threads, sessions and processes at once"),
     Kind("numbers", "NaN in used weights, empty responses, batches of one, uneven dp"),
     Kind(
-        "attach", "SIGKILL of a kernel that has a kept session, of its keeper and workers; taking over, closing", 35, "kernel", 30
+        "attach", "SIGKILL of a kernel that has a kept session, of its keeper and workers; taking over, closing", 35,
+        {"kernel": 30, LORA: 10}, adapters=True,
     ),
-    Kind("serve", "kept sessions from afar: cut connections, a server that is killed, garbage", 100, "cut", 100),
+    Kind("serve", "kept sessions from afar: cut connections, a server that is killed, garbage", 100, {"cut": 100}, adapters=True),
     Kind("fuzz", "a public call with hypothesis's values", 10_000),
-)
-WORDS = {"in places": "in `place`", "in saves": "in or near a save", "in kernels": "kernels", "in cuts": "cuts"}
+)  # fmt: skip
+WORDS = {
+    "place": "in `place`", "save": "in or near a save", "kernel": "kernels", "cut": "cuts", "start-up": "in start-ups",
+    LORA: "with LoRA roles", "sync": "in taking new weights to the rollout", "merge": "in exports with adapters merged",
+    "export": "in exports", "beside": "in generations beside a snapshot", "explain_gap": "in `explain_gap`",
+    "first_bad": "in `first_bad`", "probe": "in `probe`",
+}  # fmt: skip
 """How tags are said in docs/reliability.md."""
 
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -93,7 +106,8 @@ class Trial:
 
     def reproduction(self) -> str:
         """Return the command that tries it once more."""
-        return f"python benchmarks/under_fire.py --seed {self.seed} --only {self.kind} --trial {self.trial}"
+        lora = " --lora" if LORA in self.tags else ""
+        return f"python benchmarks/under_fire.py --seed {self.seed} --only {self.kind} --trial {self.trial}{lora}"
 
 
 @dataclass
@@ -141,8 +155,8 @@ class Ledger:
         for kind in KINDS:
             if kind.target:
                 found.append((f"{kind.name} tried", self.tried(kind.name), kind.target))
-            if kind.tagged:
-                found.append((f"{kind.name} in {kind.tag} tried", self.tried(kind.name, tag=kind.tag), kind.tagged))
+            wanted_tags = ((tag, wanted) for tag, wanted in kind.tags.items() if wanted * part >= 1)
+            found += [(f"{kind.name} ({tag}) tried", self.tried(kind.name, tag=tag), wanted) for tag, wanted in wanted_tags]
         found.append(("interrupts tried", self.tried(*INTERRUPTS), INTERRUPTS_TARGET))
         found.append(("interrupts in start-ups tried", self.tried(*INTERRUPTS, tag=STARTS_TAG), STARTS_TARGET))
         untargeted = [kind for kind in KINDS if not kind.target]
@@ -169,7 +183,8 @@ class Ledger:
         rows = []
         for kind in KINDS:
             tried, failed = self.tried(kind.name), self.num_failed(kind.name)
-            tagged = f" ({self.tried(kind.name, tag=kind.tag)} in {kind.tag})" if kind.tag else ""
+            some = ", ".join(f"{tag} {self.tried(kind.name, tag=tag)}" for tag in kind.tags)
+            tagged = f" ({some})" if some else ""
             rows.append((kind.name, kind.what, f"{tried}{tagged}", str(tried - failed), str(failed)))
         return table(("kind", "what", "tried", "held", "failed"), rows)
 
@@ -178,11 +193,9 @@ class Ledger:
         lines = ["| kind | tried | held | failed |", "|---|---|---|---|"]
         for kind in KINDS:
             tried, failed = self.tried(kind.name), self.num_failed(kind.name)
-            tags = [kind.tag] if kind.tag else [STARTS_TAG] if kind.name in ("cells", "lines", "kernel") else []
-            some = [f"{self.tried(kind.name, tag=tag):,} of them in {tag}s" for tag in tags if self.tried(kind.name, tag=tag)]
-            for told, words in WORDS.items():
-                some = [text.replace(told, words) for text in some]
-            words = f"{kind.what} ({', '.join(some)})" if some else kind.what
+            tags = [*kind.tags, *([STARTS_TAG] if kind.name in ("cells", "lines", "kernel") else [])]
+            some = [f"{count:,} {WORDS[tag]}" for tag in tags if (count := self.tried(kind.name, tag=tag))]
+            words = f"{kind.what} (of them {', '.join(some)})" if some else kind.what
             lines.append(f"| {words} | {tried:,} | {tried - failed:,} | {failed:,} |")
         return "\n".join(lines)
 

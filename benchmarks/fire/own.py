@@ -8,17 +8,31 @@ import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 MARK = "HFSDK_UNDER_FIRE"
 """Environment variable that everything a trial starts inherits."""
 
+ADAPTERS = "HFSDK_UNDER_FIRE_LORA"
+"""Environment variable of a campaign's children whose trained roles have adapters of low rank."""
+
+LORA = "LoRA"
+"""Tag of trials with such roles."""
+
 GONE_S = 10.0
 """How long what was ended may take to be gone."""
 
 AGENTS = ("dashboard/agent.py", "runtime_env/agent/main.py")
 """Ray's own agents: after a kill -9 they end by themselves within a minute, or when the user's next session starts."""
+
+
+def adapters(rank: int) -> dict[str, Any]:
+    """Return the option by which a role has adapters, where this process is to use them; else none."""
+    import hfsdk as hf
+
+    return {"lora": hf.LoRA(rank=rank)} if ADAPTERS in os.environ else {}
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -1,4 +1,6 @@
-"""The session with workers that several kinds share: the roles of PPO on `tiny`, two devices, three ways to place them.
+"""The session with workers that several kinds share: the roles of PPO on `tiny`, two devices, four ways to place them.
+
+In some rounds of a campaign actor and critic have adapters of low rank over one base.
 
 Every trial begins at a state that is known bit for bit (``arrange``), and ends with ``prove``: the checkpoint loads, and the next
 step is bit-equal to the one that was recorded when the stage was set up.
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import hfsdk as hf
+from fire import own
 from fire.state_digest import of_parts, parts_of_rank
 from fire.trials import TrialError
 from hfsdk.algorithms import ppo
@@ -49,8 +52,10 @@ class Stage:
         self.folder = folder
         self.checkpoint = folder / "checkpoint"
         self.session = session = hf.Session(devices=2, seed=7, name="under fire")
-        self.actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=3e-4))
-        self.critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
+        lora = own.adapters(4)
+        self.lora = bool(lora)
+        self.actor = session.actor("tiny", rollout="tp1", optimizer=hf.AdamW(lr=3e-3 if lora else 3e-4), **lora)
+        self.critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3), **own.adapters(2))
         self.reference = session.reference(self.actor)
         self.reward = session.reward(reward)
         self.prompts = session.prompts(OPENINGS, batch_size=8, seed=1)
@@ -58,6 +63,8 @@ class Stage:
         """Name of a state -> role -> its digest."""
         self.expected: dict[str, Any] = {}
         """Form -> what the step after the checkpoint computes."""
+        self.older: Any = None
+        """A batch that was generated for the deed under way."""
         self.typical: dict[str, float] = {}
         """What is done -> seconds it took."""
         self.place("dp2")

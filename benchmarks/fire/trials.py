@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import os
 import random
 import signal
 import sys
@@ -19,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fire.ledger import Trial
+from fire import own
+from fire.ledger import BY_NAME, Trial
 
 NEWS_S = 900.0
 """Longest time in which a child may say nothing while it starts its sessions."""
@@ -118,8 +120,9 @@ class Log:
         if start and not failure:
             self.line(started=kind)
             return
+        lora = [own.LORA] * (BY_NAME[kind].adapters and own.ADAPTERS in os.environ)
         trial = Trial(
-            kind, number, note.what, round(time.monotonic() - started, 3), failure, why, tuple(note.tags), note.count,
+            kind, number, note.what, round(time.monotonic() - started, 3), failure, why, (*note.tags, *lora), note.count,
             note.num_failed if failure else 0, self.seed,
         )  # fmt: skip
         self.line(**asdict(trial))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hfsdk as hf
+from fire import own
 from hfsdk.session.session_parts import parts_of
 
 
@@ -40,7 +41,7 @@ def main(folder: Path, behind: bool) -> None:
     session = hf.Session(devices=1, seed=5, name="victim")
     runtime = parts_of(session).client._controller._runtime  # type: ignore[attr-defined]
     say(job=str(runtime._job_id))
-    critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3))
+    critic = session.critic("tiny", optimizer=hf.AdamW(lr=1e-3), **own.adapters(4))
     batch = session.batch(prompt=[[1, 2, 3]] * 4, response=[[4, 5], [6], [7, 8, 9], [10]])
     if (folder / "session.json").exists():
         session.load(folder)

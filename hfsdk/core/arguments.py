@@ -38,7 +38,7 @@ Inventory = TypeVar("Inventory")
 
 
 OWN, BASE_ALONE = 0, -1
-"""Adapters of ``generate`` that no snapshot keeps."""
+"""Weights that no snapshot keeps: those that the role has, and those beside which its adapters stand."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +69,8 @@ class LogProbs(Arguments):
     """They are of the likeliest tokens that together have this probability, renormalised."""
     without_ends: bool = False
     """The tokens that end a sequence have no probability, as below ``min_new_tokens``."""
+    weights: int = OWN
+    """Of the state kept under this number, for this pass alone; ``OWN``: the role's."""
 
 
 @dataclass(frozen=True, kw_only=True)

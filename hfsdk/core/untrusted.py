@@ -313,6 +313,14 @@ def _json_kind(found: Any) -> str:
 
 # -- for libraries that open names by themselves
 
+_copies: list[Path] = []
+"""Where this process's private copies lie; empty: where the system has temporary files."""
+
+
+def keep_copies_in(place: Path) -> None:
+    """Have this process's private copies lie in a folder that somebody removes should the process be killed."""
+    _copies[:] = [place]
+
 
 @contextmanager
 def private_copy(
@@ -335,7 +343,7 @@ def private_copy(
     Raises:
         ModelNotFoundError: one of them is there and is no file that can be read.
     """
-    with tempfile.TemporaryDirectory(prefix="hfsdk-copy-") as copy:
+    with tempfile.TemporaryDirectory(prefix="hfsdk-copy-", dir=_copies[0] if _copies else None) as copy:
         for name in names:
             if has_file(folder, name):
                 if name.endswith("config.json"):

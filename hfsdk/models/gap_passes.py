@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.core.arguments import Generation, LogProbs, OneSequence, Rescoring
+from hfsdk.core.arguments import OWN, Generation, LogProbs, OneSequence, Rescoring
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.gap import Inside, Scored
 from hfsdk.core.methods import COMPUTE_LOG_PROBS, GENERATE, LAYERS, RESCORE, RESCORE_AS_IS
@@ -34,6 +34,8 @@ class Setting:
     min_new_tokens: int = 0
     prompts: Ragged | None = None
     """``None``: the batch's column."""
+    weights: int = OWN
+    """Number of the kept state that has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,27 +118,23 @@ class GapPasses:
         if setting.prompts is not None:
             columns["prompt"] = setting.prompts.take(rows)
         batch = Batch(batch._client, {n: refs_of(batch)[n] for n in ("prompt", "response")}, len(batch)).with_columns(**columns)
-        asked = LogProbs(column=LOG_PROBS, top_k=setting.top_k, top_p=setting.top_p, without_ends=without_ends)
+        asked = LogProbs(
+            column=LOG_PROBS, top_k=setting.top_k, top_p=setting.top_p, without_ends=without_ends, weights=setting.weights
+        )  # fmt: skip
         found = self._actor._forward(batch, replace(COMPUTE_LOG_PROBS, phase="inspection"), asked, [LOG_PROBS])
         return np.asarray(found.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
 
     def of_version(self, num_updates: int, setting: Setting) -> Array | None:
         """Return what :meth:`trainer` does with the weights after so many updates; ``None`` where no snapshot has them.
 
-        The state of now is copied meanwhile, and given back. Nothing is done where the hosts have no room for the copy, and while a
-        run goes on, whose calls would meet the older weights.
+        The ranks hold those weights within each pass alone: whatever ends it, the role's state is at every other moment its own.
+        Nothing is done where the hosts have no room for a copy of the weights of now.
         """
         client, name = self._actor._client, self._actor.name
-        kept = None if client.run_goes_on() else client.send(q.KeptOf(name, num_updates))
-        if kept is None or too_large(client.send(m.AskHostRoom((name,), unless_kept=True)), 1.0):
+        kept = client.send(q.KeptOf(name, num_updates))
+        if kept is None or too_large(client.send(m.AskHostRoom((name,), unless_kept=False)), 1.0):
             return None
-        now = client.send(m.Snapshot((name,)))
-        try:
-            client.send(m.Rewind((kept,)))
-            return self.trainer(setting)
-        finally:
-            client.send(m.Rewind(now))
-            client.send(m.Forget(now))
+        return self.trainer(replace(setting, weights=kept.number))
 
     # -- the generating engine
 

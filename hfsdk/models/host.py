@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hfsdk.core.pending import Client, Lease
@@ -33,11 +33,6 @@ class CallClient(Client, Protocol):
     @property
     def tokenizer_folder(self) -> str:
         """The model folder whose tokenizer turns text into tokens, or ``""``."""
-        ...
-
-    @property
-    def run_goes_on(self) -> Callable[[], bool]:
-        """Whether a run is under way, also between two of its calls."""
         ...
 
     def send(self, message: Any) -> Any:

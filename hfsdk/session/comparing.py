@@ -150,7 +150,7 @@ class _Comparison:
                 raise
             finally:
                 if here is not None and not parts.client.closed:
-                    parts.snapshots.resume(here)
+                    parts.snapshots.come_home(here)
                     parts.snapshots.forget(here)
                 parts.runs.run = before
             if self.unfinished and not self.num_finished:

@@ -38,10 +38,12 @@ from hfsdk.models import ModelHandle
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.bad_layer import first_bad_layer
 from hfsdk.session.bad_update import Place, TapedUpdate, bisected
+from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import STEPS
 from hfsdk.session.jumps import BadNumber, first_bad
 from hfsdk.session.look_back import LookBack
 from hfsdk.session.marked_sample import code_of, marked_text, tokens_around, verdict_of, weight_code
+from hfsdk.session.on_death import is_death
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.session_parts import Parts
 from hfsdk.session.streams import RowStream
@@ -140,15 +142,14 @@ class FirstBadSearch:
             yield left
         finally:
             if not parts.client.closed:
-                parts.client.drain()
-                parts.client.send(m.Overlook())
-                steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
-                parts.client.send(m.InRow(steps))  # what was done again is no update by hand in the history
-                if here is not None:
-                    parts.snapshots.resume(here)
-                    parts.context.counters.replace(counters)
-                else:
-                    parts.snapshots.rewind(snapshot)
+                with uninterrupted():  # what was done again stays nowhere
+                    parts.client.drain()
+                    parts.client.send(m.Overlook())
+                    steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
+                    parts.client.send(m.InRow(steps))  # what was done again is no update by hand in the history
+                    parts.snapshots.come_home(snapshot if here is None else here, anew=here is None)
+                    if here is not None:
+                        parts.context.counters.replace(counters)
 
     # -- doing steps again
 
@@ -162,7 +163,10 @@ class FirstBadSearch:
             before = self._one(number, StepTape(self.parts.client))
             if before.error is not None:
                 raise before.error
-        return before, self._one(step, StepTape(self.parts.client, self._weights, stop_before))
+        own = self._one(step, StepTape(self.parts.client, self._weights, stop_before))
+        if own.error is not None and is_death(own.error):
+            raise own.error
+        return before, own
 
     def _one(self, number: int, tape: StepTape) -> StepTape:
         """Do a step again."""
@@ -189,9 +193,12 @@ class FirstBadSearch:
         handle = self._handles().get(message.role)
         if handle is None or handle.spec is None:
             return {}
-        with suppress(HfsdkError):
+        try:
             return dict(enumerate(handle.run(rank_questions.bad_weights)))
-        return {}
+        except HfsdkError as error:
+            if is_death(error):  # what comes back is no state of this step
+                raise
+            return {}
 
     def _handles(self) -> dict[str, ModelHandle]:
         return {handle.name: handle for handle in self.parts.deployment.book}
@@ -288,7 +295,9 @@ class FirstBadSearch:
             client.send(m.Overlook())
             try:
                 scores(batch.take(rows)).wait()
-            except HfsdkError:
+            except HfsdkError as error:
+                if is_death(error):
+                    raise
                 return True
             return False
 

@@ -186,11 +186,14 @@ class Snapshots:
             CheckpointError: the snapshot was let go, or is gone with a worker that ended. In both cases nothing was changed.
         """
         found = self.find(snapshot)
-        branches = self._log.branches
-        number = 1 + sum(b.snapshot == found.name for b in branches.values())
-        name = next(n for i in range(number, number + len(branches) + 1) if (n := f"{found.name}/{i}") not in branches)
+        name = self._new_branch(found)
         self._go_back(found, name)
         return name
+
+    def _new_branch(self, snapshot: Snapshot) -> str:
+        branches = self._log.branches
+        number = 1 + sum(b.snapshot == snapshot.name for b in branches.values())
+        return next(n for i in range(number, number + len(branches) + 1) if (n := f"{snapshot.name}/{i}") not in branches)
 
     @checked
     def fork(self, snapshot: Snapshot | str, name: Name) -> str:
@@ -205,12 +208,20 @@ class Snapshots:
         self._go_back(self.find(snapshot), name)
         return name
 
+    def come_home(self, snapshot: Snapshot, *, anew: bool = False) -> None:
+        """Go back to where the session was before it went elsewhere for a while, or (``anew``) there on a new branch.
+
+        A role whose state is gone with a worker has what is behind that state at its next call, and a notice says so: nothing
+        that was done meanwhile stays.
+        """
+        self._go_back(snapshot, self._new_branch(snapshot) if anew else snapshot.branch, from_elsewhere=True)
+
     def resume(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot on its own branch, which goes on from there; what came after it must be on other branches."""
         self._go_back(snapshot, snapshot.branch)
 
-    def _go_back(self, snapshot: Snapshot, name: str) -> None:
-        """Rewind onto a branch, a new one or the one the snapshot was taken on."""
+    def _go_back(self, snapshot: Snapshot, name: str, *, from_elsewhere: bool = False) -> None:
+        """Rewind onto a branch, a new one or the one the snapshot was taken on; ``from_elsewhere`` as far as it is there."""
         self._client.check_open()
         self._run.check_between_steps("rewind")
         self._check_roles(snapshot)
@@ -219,7 +230,10 @@ class Snapshots:
             self._deployment.ready(handles[kept.role])
         self._client.drain()
         with uninterrupted():  # all of it or nothing
-            self._client.send(m.Rewind(snapshot.kept, name))
+            if not from_elsewhere:
+                self._client.send(m.Rewind(snapshot.kept, name))
+            elif lost := self._client.send(m.Return(snapshot.kept, name)):
+                self._context.notice(f"back at {snapshot.name!r}, but for what went with a worker: {'; '.join(lost)}")
             self._context.seed = snapshot.seed
             self._context.counters.replace(snapshot.counters)
             self._places.go_back(snapshot.positions, self._own_places.get(snapshot, {}))

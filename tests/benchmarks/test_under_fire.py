@@ -33,8 +33,7 @@ def full(ledger):
     """Enough of everything for an hour."""
     counts = {k.name: k.target or 1 for k in ledger.KINDS}
     trials = [{"kind": name, "count": count} for name, count in counts.items()]
-    trials += [{"kind": "kills", "count": 20, "tags": ("place",)}, {"kind": "drivers", "count": 20, "tags": ("save",)}]
-    trials += [{"kind": "attach", "count": 30, "tags": ("kernel",)}, {"kind": "serve", "count": 100, "tags": ("cut",)}]
+    trials += [{"kind": k.name, "count": count, "tags": (tag,)} for k in ledger.KINDS for tag, count in k.tags.items()]
     return [*trials, {"kind": "lines", "count": 500}, {"kind": "starts", "count": 50, "tags": ("start-up",)}]
 
 
@@ -48,7 +47,7 @@ def test_an_hour_has_the_whole_targets_and_less_time_half_of_its_share(fire):
     few = ledger_of(ledger, 60.0, *[t for t in full(ledger) if t["kind"] != "fuzz"], {"kind": "fuzz", "count": 9_999})
     assert missed(few) == {"fuzz tried"}
     wanted = {name: target for name, _, target in ledger_of(ledger, 12.0).targets()}
-    assert (wanted["kills tried"], wanted["kills in place tried"], wanted["fuzz tried"], wanted["kernel tried"]) == (6, 2, 1000, 1)
+    assert (wanted["kills tried"], wanted["kills (place) tried"], wanted["fuzz tried"], wanted["kernel tried"]) == (6, 2, 1000, 1)
     assert {target for _, _, target in ledger_of(ledger, 4.0).targets()} == {1}, "how much four minutes hold is the machine's pace"
 
 
@@ -59,6 +58,9 @@ def test_a_failure_misses_whatever_was_tried(fire):
     assert missed(found) == {"damage failed"}
     assert "--seed 3 --only damage --trial 7" in found.failures()
     assert missed(found, only=["kills"]) == set(), "what was not asked for is not missed"
+    with_adapters = ledger_of(ledger, 60.0, {**bad, "kind": "kills", "tags": ("LoRA", "explain_gap")})
+    assert "--seed 3 --only kills --trial 7 --lora" in with_adapters.failures()
+    assert "1 in `explain_gap`, 1 with LoRA roles" in with_adapters.markdown()
     assert "61" in next(line for line in found.counts().splitlines() if line.startswith("damage"))
 
 
@@ -165,6 +167,23 @@ class Child:
 
     def wait(self, timeout):
         return 0
+
+
+def test_rounds_with_adapters_take_turns_with_those_without(fire, monkeypatch):
+    """Also where only one kind is asked for; a single trial has them when it is told to."""
+    campaign, asked = fire["campaign"], []
+
+    def start(command, **options):
+        asked.append(fire["own"].ADAPTERS in options["env"])
+        return Child(json.loads(command[command.index("--child") + 1]), tries=False)
+
+    monkeypatch.setattr(campaign, "LANES", ((campaign.Job({"kills": 1.0}, 1.0),),))
+    monkeypatch.setattr(campaign.subprocess, "Popen", start)
+    campaign.Campaign(5, 20.0).run()
+    assert asked == [True] * 3 + [False] * 3
+    asked.clear()
+    campaign.Campaign(5, 4.0, only=["kills"], trial=2, lora=False).run()
+    assert asked == [False]
 
 
 @pytest.mark.parametrize(("minutes", "expected"), [(4.0, [["kills", "disk"], ["disk"]]), (60.0, [[], []])])

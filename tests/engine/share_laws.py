@@ -70,6 +70,21 @@ def torn(trainer, share):
     return found
 
 
+def borrowed(trainer, share):
+    """Return the weights while those of a share are borrowed, and whether all is as before once what is done with them raises."""
+    before = state_of(trainer)
+    within = []
+
+    def fail():
+        with trainer.shares.borrowed(share):
+            within.append(state_of(trainer)["weights"])
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fail()
+    return within[0], equal(state_of(trainer), before) and trainer.num_updates == 3
+
+
 def through_pieces(h, parcels, name, distributed):
     """Return what a role of another layout has, that took the pieces of all shares."""
     from hfsdk.engine.weights import bridge
@@ -99,6 +114,8 @@ def check(rank, world_size, root, keys, files):
         seen["fresh once"] = held_once(h, h.trainer(name, distributed=distributed), fresh[0].share)
         h.learn(trainer, name)
         after = state_of(trainer)
+        within, seen["untouched"] = borrowed(trainer, kept.share)
+        seen["borrowed"] = equal(within, saved["weights"]) and not equal(within, after["weights"])
         trainer.take_share(kept.share)
         seen["back"] = equal(state_of(trainer), saved) and trainer.num_updates == 2
         h.learn(trainer, name)
@@ -194,6 +211,12 @@ def test_the_ranks_of_a_dp_group_keep_one_copy_together(ranks, keys):
                 else:
                     assert max(sizes) <= 1.05 * whole / len(sizes), (key, "Megatron cuts its buckets, padding included")
             assert rank[key]["bytes"] in rank[key]["once"][1], key
+
+
+def test_weights_that_were_borrowed_are_gone_again_whatever_ends_it(ranks, keys):
+    """The optimizer never has them, and the role's own are the same bits afterwards."""
+    what = ("borrowed", "untouched")
+    assert [(key, name) for key in keys for rank in ranks for name in what if not rank[key][name]] == []
 
 
 def test_what_was_kept_comes_back_to_the_bit(ranks, keys):

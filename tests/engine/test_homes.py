@@ -1,5 +1,6 @@
 """Wherever a trained role's state is, its workers may end: the loss is told once, and the session goes on from what still holds."""
 
+import contextlib
 import re
 import threading
 from dataclasses import replace
@@ -138,6 +139,45 @@ def test_another_branchs_snapshot_does_not_come_back(session, runtime, monkeypat
     Dies(runtime, monkeypatch, "load", GONE, when=lambda role, pool, state=None: role.name == "actor" and state is not None)
     with refuses(WorkerDiedError, "at update 3 (1 update lost)"):
         session.place(APART)
+
+
+ELSEWHERE = {
+    "nobody dies": (None, (), {"actor": 4, "critic": 4}),
+    "in a call elsewhere": (("call", lambda work: work.call.role == "actor"), ("actor",), {"actor": 3, "critic": 4}),
+    "with both workers": (("call", lambda work: True), ("actor", "critic"), {"actor": 3, "critic": 3}),
+    "on the way back": (("restore", lambda role, pool, kept: kept.num_updates == 4), ("actor",), {"actor": 3, "critic": 4}),
+}
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["goes on elsewhere", "goes back at once"])
+@pytest.mark.parametrize("moment", ELSEWHERE)
+def test_nothing_stays_of_what_is_done_elsewhere_for_a_while(session, runtime, monkeypatch, tmp_path, moment, at_once):
+    """Deeds that go elsewhere and back (first_bad, compare): a role is where it was, or at what is behind that, and no third."""
+    dies, gone, expected = ELSEWHERE[moment]
+    session.place(APART)
+    snapshots, elsewhere = parts_of(session).snapshots, session.snapshot("elsewhere")
+    session.save(tmp_path)
+    learn(session, 1)
+    home = snapshots.keep("home")
+    session.rewind(elsewhere)
+    learn(session, 2)
+    if dies is not None:
+        method, when = dies
+        wipe = [kept.number for snapshot in (home, elsewhere) for kept in snapshot.kept if kept.role in gone]
+        Dies(runtime, monkeypatch, method, DIED, when=when, wipe=wipe)
+        if method == "call":
+            with pytest.raises(WorkerDiedError):
+                session.models.actor.compute_log_probs(session.rows).wait()
+            monkeypatch.undo()
+            if not at_once:
+                learn(session, 1)
+    with pytest.warns(UserWarning, match="went with a worker") if dies is not None else contextlib.nullcontext():
+        snapshots.come_home(home)
+    monkeypatch.undo()
+    session.models.actor.compute_log_probs(session.rows).wait()
+    session.models.critic.compute_values(session.rows).wait()
+    assert updates(session) == expected
+    assert session.history.branch == "main"
 
 
 def told_of_death(session, runtime, monkeypatch):

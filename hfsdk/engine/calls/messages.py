@@ -219,6 +219,19 @@ class Rewind:
 
 
 @dataclass(frozen=True)
+class Return:
+    """Give trained roles back the states that they had before the session went elsewhere for a while.
+
+    Whatever became of a role meanwhile: one whose state is gone with a worker has what is behind that state at its next call.
+    Reply: what such roles come back with, in words.
+    """
+
+    kept: tuple[Kept, ...]
+    branch: str = ""
+    """Empty: the one there is."""
+
+
+@dataclass(frozen=True)
 class Forget:
     """A snapshot is not needed any more; what no other one refers to is freed."""
 
@@ -274,6 +287,7 @@ Message = (
     | AskHostRoom
     | Snapshot
     | Rewind
+    | Return
     | Forget
     | Overlook
     | Note

@@ -154,7 +154,7 @@ class Roles(Query[Mapping[str, RoleStatus]]):
 
 @dataclass(frozen=True)
 class KeptOf(Query[Kept | None]):
-    """The state of a role after so many updates, which its weights of now come from, if a snapshot keeps it."""
+    """The state of a role after so many updates, which its weights of now come from, if its ranks keep it in their layout."""
 
     role: str
     num_updates: int

@@ -24,7 +24,15 @@ import numpy as np
 
 from hfsdk.core.call_events import Listener
 from hfsdk.core.call_flow import Call
-from hfsdk.core.errors import CallCancelledError, ColumnError, PlacementError, SessionClosedError, unsaved
+from hfsdk.core.errors import (
+    CallCancelledError,
+    ColumnError,
+    HfsdkError,
+    PlacementError,
+    SessionClosedError,
+    WorkerDiedError,
+    unsaved,
+)
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT
 from hfsdk.core.placement import Placement
@@ -78,7 +86,7 @@ class Controller:
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
-            m.Forget: self._forget, m.Overlook: self._overlook, m.Note: self._note,
+            m.Return: self._return, m.Forget: self._forget, m.Overlook: self._overlook, m.Note: self._note,
             m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
         }  # fmt: skip
 
@@ -150,6 +158,29 @@ class Controller:
             self._keeping.check(message.kept)
             self._settle(())
             self._keeping.give_back(message.kept, message.branch)
+
+    def _return(self, message: m.Return) -> tuple[str, ...]:
+        with self._lock:
+            self._settle(())
+            self._keeping.give_back((), message.branch)  # whatever comes back is of it
+            returned = [self._return_one(self._homes.role(kept.role), kept) for kept in message.kept]
+        return tuple(filter(None, returned))
+
+    def _return_one(self, record: RoleRecord, kept: Kept) -> str:
+        """Give a role back what it had; where that is gone, return with what of behind it the role comes back, in words."""
+        self._keeping.back_at(record, kept)
+        try:
+            if self._keeping.still_has(kept):
+                self._keeping.give_back((kept,), "")
+                return ""
+        except WorkerDiedError as error:
+            return error.message
+        except HfsdkError:  # its ranks may have parts of two states by now
+            pass
+        if record.loaded and record.pool is not None:
+            self._runtime.release(kept.role, record.pool)
+        record.left()
+        return self._homes.come_back(record)
 
     def _forget(self, message: m.Forget) -> None:
         self._keeping.forget(() if self._closing.begun else message.kept)

@@ -370,8 +370,7 @@ class Homes:
         for role in list(self.roles.values()):
             lived = role.pool in family
             if lived:
-                role.loaded, role.pool, role.synced, role.sync = False, None, -1, None
-                role.changes += 1
+                role.left()
             carried = role.state is not None and bool(dead.intersection(role.state.devices))
             if role.kept is not None and dead.intersection(role.kept.devices):
                 role.kept = None

@@ -16,6 +16,7 @@ from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
 from hfsdk.core.methods import LOAD_STATE, STEP, UPDATE, method_of
 from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import Kept, Runtime
+from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.engine.controller.lineage import Lineage, Version
 from hfsdk.engine.controller.records import CallRecord, RoleRecord
@@ -127,6 +128,13 @@ class Keeping:
             raise failure
         self.lineage.branch = branch or self.lineage.branch
 
+    def back_at(self, record: RoleRecord, kept: Kept) -> None:
+        """Count a role as what it was when a state of it was kept, for the choice of what it comes back with."""
+        with self._lock:
+            held = self._held.get(kept.number)
+        if held is not None:
+            record.num_updates, record.version, record.kept = kept.num_updates, held.version, None
+
     def _giver(self, record: RoleRecord, kept: Kept) -> Callable[[Pool], None]:
         return lambda pool: self._runtime.restore(record.spec, pool, kept)
 
@@ -157,8 +165,12 @@ class Keeping:
         return next(self._behind(record), None)
 
     def of_version(self, record: RoleRecord, num_updates: int) -> Kept | None:
-        """Return the state after so many updates that a role's weights come from, as :meth:`newest` does."""
-        return next((kept for kept in self._behind(record) if kept.num_updates == num_updates), None)
+        """Return the state after so many updates that a role's weights come from, of those that its ranks keep as they have it."""
+        if record.pool is None:
+            return None
+        here = str(mesh_of(record.spec)), record.pool.devices
+        found = (kept for kept in self._behind(record) if (kept.layout, kept.devices) == here)
+        return next((kept for kept in found if kept.num_updates == num_updates), None)
 
     def _behind(self, record: RoleRecord) -> Iterator[Kept]:
         if record.version is None:

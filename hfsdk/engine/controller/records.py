@@ -240,6 +240,11 @@ class RoleRecord:
         """Updates the weights have seen; -1 for a shadow that has taken over none yet."""
         return -1 if self.spec.shadow_of and self.synced < 0 else self.num_updates
 
+    def left(self) -> None:
+        """Note that no worker has the role any more."""
+        self.loaded, self.pool, self.synced, self.sync = False, None, -1, None
+        self.changes += 1
+
 
 def raised(error: Exception) -> Exception:
     """Return a fresh copy of a stored error, so that each look has its own traceback."""

@@ -14,6 +14,7 @@ With the distributed optimizer masters and moments stay where they are stepped; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -103,6 +104,26 @@ class ShareOfModel:
         tensors = {name: torch.empty_like(tensor) for name, tensor in megatron_model.local_tensors(self._model).items()}
         self._give("weights", dict(share.content), {name: (tensor, 0) for name, tensor in tensors.items()})
         return tensors
+
+    @contextmanager
+    def borrowed(self, share: StateShare) -> Iterator[None]:
+        """Write the weights of every rank's share over the model's, and those back at the end; collective over dp.
+
+        Raises:
+            CheckpointError: as :meth:`write`.
+        """
+        self._check(share)
+        tensors = megatron_model.local_tensors(self._model)
+        with torch.no_grad():
+            own = {name: copy_on_host(tensor) for name, tensor in tensors.items()}
+        try:
+            with torch.no_grad():
+                self._give("weights", dict(share.content))
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(own[name])
 
     @torch.no_grad()
     def write(self, share: StateShare) -> None:

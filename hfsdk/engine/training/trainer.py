@@ -320,18 +320,18 @@ class Trainer:
     def share(self) -> StateShare:
         """Return a copy of this rank's share of the role's state, on the CPU."""
         with self.on_device("weights", "optimizer"):
-            return self._shares.read(str(self.mesh), self.num_updates)
+            return self.shares.read(str(self.mesh), self.num_updates)
 
     def blank_share(self, known: Summary, device: str = "cpu") -> StateShare:
         """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
         kinds = known.kinds if self._optimizer is not None else ()
-        return StateShare.blank(str(self.mesh), self.groups.rank, known, self._shares.strips(kinds), device)
+        return StateShare.blank(str(self.mesh), self.groups.rank, known, self.shares.strips(kinds), device)
 
     @contextmanager
     def giving_share(self) -> Iterator[StateShare]:
         """Have this rank's share where it lies, to be read from; its summary is collective over dp."""
         with self.on_device("weights", "optimizer"):
-            yield self._shares.in_place(str(self.mesh), self.num_updates)
+            yield self.shares.in_place(str(self.mesh), self.num_updates)
 
     @contextmanager
     def taking_share(self, known: Summary) -> Iterator[StateShare]:
@@ -341,9 +341,9 @@ class Trainer:
         """
         self.frozen.own()
         with self.on_device(*PARTS):
-            share = self._shares.begin(str(self.mesh), known)
+            share = self.shares.begin(str(self.mesh), known)
             yield share
-            self._shares.complete(share)
+            self.shares.complete(share)
             self.frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
@@ -358,16 +358,11 @@ class Trainer:
         self._need_own(share.layout, share.rank)
         self.frozen.own()
         with self.on_device(*PARTS):
-            self._shares.write(share)
+            self.shares.write(share)
             self.frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
         self.num_updates = share.summary.num_updates
-
-    def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
-        """Return the weights of a share as tensors of their own, by local name; as :meth:`take_share`, but nothing changes."""
-        self._need_own(share.layout, share.rank)
-        return self._shares.weights_of(share)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
@@ -403,7 +398,8 @@ class Trainer:
     # ---- inside
 
     @property
-    def _shares(self) -> ShareOfModel:
+    def shares(self) -> ShareOfModel:
+        """The model and its optimizer, as shares are taken of them."""
         return ShareOfModel(self.model, self._optimizer, self.groups)
 
     def _need_own(self, layout: str, rank: int) -> None:

@@ -43,6 +43,7 @@ from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.engine.worker import rescored, user_code
+from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.non_finite import why_refused
 from hfsdk.engine.worker.rank_view import RankView
 from hfsdk.engine.worker.role_host import RoleHost
@@ -171,15 +172,24 @@ class HostedRole:
             return 0, self._num_updates_of_weights
         if asked == BASE_ALONE:
             return None, -1
-        kept = self.worker.kept.get(asked)
+        kept = self._kept(asked)
+        self.transition.put_beside(asked, kept, safe)
+        return BESIDE, kept.num_updates
+
+    def _kept(self, number: int) -> KeptShare:
+        """Return this rank's share of a kept state; collective over the role.
+
+        Raises:
+            CallError: on every rank, where one of them has none of this layout.
+        """
+        kept = self.worker.kept.get(number)
         there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh), self.groups.rank)
         if kept is None or not all(self.groups.gather(there, bool)):
             raise CallError(
-                f"{self.spec.name}'s adapters of that snapshot are not on these devices in this layout: it is from before the last "
+                f"{self.spec.name}'s weights of that snapshot are not on these devices in this layout: it is from before the last "
                 "place, or a worker that kept them has ended. Take another snapshot, or rewind to this one where it still holds"
             )
-        self.transition.put_beside(asked, kept, safe)
-        return BESIDE, kept.num_updates
+        return kept
 
     @property
     def _num_updates_of_weights(self) -> int:
@@ -218,7 +228,9 @@ class HostedRole:
     def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         asked = _as(given, LogProbs)
         kept = KeptTokens(asked.top_k, asked.top_p, tuple(self._eos) if asked.without_ends else ())
-        found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy, kept)
+        held = nullcontext() if asked.weights == OWN else self.trainer.shares.borrowed(self._kept(asked.weights).share)
+        with held:
+            found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy, kept)
         return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
 
     def _compute_values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:

@@ -230,7 +230,7 @@ class Transition:
         if all(self._groups.gather(has, bool)):
             return
         with self._worker.recorder.span("reshard") as attrs:
-            tensors = trainer.weights_of(kept.share)
+            tensors = trainer.shares.weights_of(kept.share)
             slot = replace(
                 leg, sources=lambda: tensors, targets=partial(rollout.adapter_targets, BESIDE),
                 use=lambda safe: rollout.finish_adapters(BESIDE),
