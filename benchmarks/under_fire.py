@@ -5,16 +5,15 @@
     python benchmarks/under_fire.py --merge one.json two.json --check       # the sum of several runs
 
 After each trial the session must be usable, its state a known one, bit for bit (initial, the checkpoint's, the one before, or what
-the deed leads to; the next step after ``load`` or ``rewind`` is the one that was recorded), every error a typed one; nothing may take
-longer than its ceiling or be left behind after 10 s. In every other round of ten minutes trained roles have LoRA adapters (``--lora``:
-in all).
+the deed leads to; the next step after ``load`` or ``rewind`` is the recorded one), every error a typed one; nothing may take longer
+than its ceiling or be left behind after 10 s. In every other round of ten minutes trained roles have adapters (``--lora``: in all).
 
-Targets, for 60 minutes in all, in one run or the sum of several (half of the share of a shorter run, one of each kind in less than ten
-minutes): worker kills >= 60, of them in place >= 20, explain_gap >= 3, first_bad >= 2, and one in each of taking new weights to the
-rollout, probe, exports, exports with adapters merged and generation beside a snapshot; with LoRA roles >= 20; interrupts >= 500, of
-them in start-ups >= 50; driver kills >= 30, of them in or near a save >= 20, with LoRA roles >= 10; damaged files >= 60; trials with
-kept sessions >= 35, in them kernels killed >= 30, with LoRA roles >= 10; from afar >= 100, in them connections cut >= 100; fuzzed
-calls >= 10,000; nothing of it fails.
+Targets, for 60 minutes in all, in one run or the sum of several (half of the share of a shorter run, one of each kind in less than
+ten minutes): worker kills >= 60, of them in place >= 20, explain_gap >= 3, first_bad >= 2, and one in each of taking new weights
+to the rollout, probe, exports, exports with adapters merged and generation beside a snapshot; with LoRA roles >= 20; interrupts >=
+500, of them in start-ups >= 50; driver kills >= 30, of them in or near a save >= 20, with LoRA roles >= 10; damaged files >= 60;
+trials with kept sessions >= 35, in them kernels killed >= 30, with LoRA roles >= 10; from afar >= 100, in them connections cut >=
+100; fuzzed calls >= 10,000; nothing of it fails.
 """
 
 from __future__ import annotations
