@@ -6,6 +6,8 @@ import sys
 import warnings
 from types import FrameType
 
+from hfsdk.core.text import printable
+
 
 def user_frame() -> FrameType | None:
     """Return the innermost frame outside hfsdk; ``None`` in a thread of hfsdk's own."""
@@ -25,6 +27,6 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn, at the user's line: a line of hfsdk's says nothing to whoever reads the warning."""
     frame = user_frame() or sys._getframe(1)
     warnings.warn_explicit(
-        text, category, frame.f_code.co_filename, frame.f_lineno, module=str(frame.f_globals.get("__name__", "")) or None,
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        printable(text), category, frame.f_code.co_filename, frame.f_lineno,
+        module=str(frame.f_globals.get("__name__", "")) or None, registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )  # fmt: skip

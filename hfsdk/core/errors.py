@@ -33,9 +33,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from hfsdk.core.text import printable
+
 
 class HfsdkError(Exception):
-    """Base class of every error hfsdk raises."""
+    """Base class of every error hfsdk raises; as text it gives a terminal no orders, whatever names and samples it quotes."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvariantWarning(UserWarning):
@@ -142,7 +147,7 @@ class CallError(HfsdkError, RuntimeError):
         head = where + (f" on rank {self.rank}" if self.rank is not None else "")
         head += f" (started at {self.line})" if self.line else ""
         text = f"{head}: {self.message}" if head else self.message
-        return text + (f"\n{self.details}" if self.details else "")
+        return printable(text + (f"\n{self.details}" if self.details else ""))
 
 
 class RewardFunctionError(CallError):

@@ -5,16 +5,32 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any
 
-_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def printable(text: str) -> str:
     """Return text in which control characters (C0 but tab and line feed, DEL, C1) and what is no UTF-8 are ``�``.
 
-    An escape sequence in a name or a sample could otherwise clear a terminal, retitle it or hide what follows.
+    An escape sequence in a name or a sample could otherwise clear a terminal, retitle it or hide what follows. Characters that turn
+    the direction of what follows (embeddings, overrides, isolates: Unicode's annex 9) could show it in another order.
     """
     return _ORDERS.sub("�", text)
+
+
+def one_line(text: str) -> str:
+    """Return a printable text on one line: in a comment of code nothing of it is a line of code."""
+    return " ".join(printable(text).split())
+
+
+def all_printable(data: Any) -> Any:
+    """Return plain data with every text in it as :func:`printable` makes it."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {all_printable(key): all_printable(value) for key, value in data.items()}
+    return [all_printable(one) for one in data] if isinstance(data, list | tuple) else data
 
 
 def listed(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hfsdk.core.checks import Count, Name, checked, shown
 from hfsdk.core.cluster import DEVICES, ClusterSpec
 from hfsdk.core.errors import OptionError
-from hfsdk.core.text import nearest
+from hfsdk.core.text import all_printable, nearest
 from hfsdk.core.trace import Trace
 from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
 from hfsdk.planner.configs.batch_arithmetic import batch_rows
@@ -103,14 +103,14 @@ class Explanation:
 
         if table not in TABLES:
             raise OptionError(f"an explanation has no table {shown(table)}; {nearest(str(table), TABLES)}")
-        view = self.view()
+        view = all_printable(self.view())
         if table == "memory":
             rows = [{**{k: v for k, v in one.items() if k != "parts"}, **one["parts"]} for one in view["memory"]]
             return pd.DataFrame(rows)
         if table == "defaults":
             return pd.DataFrame([{"key": key, "value": value} for key, value in view["defaults"].items()], columns=["key", "value"])
         if table == "unread":
-            return pd.DataFrame([{"key": key, "said": said} for key, said in self.unread.items()], columns=["key", "said"])
+            return pd.DataFrame([{"key": key, "said": said} for key, said in view["unread"].items()], columns=["key", "said"])
         return pd.DataFrame(view[table])
 
     def view(self) -> dict[str, Any]:

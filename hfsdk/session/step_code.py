@@ -19,6 +19,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.plan import MOST_SAMPLES
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.core.text import one_line
 from hfsdk.core.trace import Trace
 from hfsdk.planner.configs.batch_arithmetic import mini_batches
 from hfsdk.planner.configs.phase_memory import Specs
@@ -69,7 +70,7 @@ class StepCode:
     def text(self) -> str:
         """Return it as Python."""
         needs_score = any(one.source == Written("score") for one in self.declarations)
-        lines = ["import hfsdk as hf", "", *(f"# {comment}" for comment in self.comments)]
+        lines = ["import hfsdk as hf", "", *(f"# {one_line(comment)}" for comment in self.comments)]
         lines += [*SCORE, ""] if needs_score else []
         count = self.cluster.num_devices
         lines.append(
