@@ -149,10 +149,13 @@ class _Comparison:
                     error.add_note(f"{self.ending()}; {GO_ON}.")
                 raise
             finally:
+                notices: tuple[str, ...] = ()
                 if here is not None and not parts.client.closed:
-                    parts.snapshots.come_home(here)
+                    notices = parts.snapshots.come_home(here)
                     parts.snapshots.forget(here)
                 parts.runs.run = before
+                for notice in notices:
+                    parts.context.notice(notice)
             if self.unfinished and not self.num_finished:
                 raise KeyboardInterrupt(self.ending())
             held.clear()  # it has been answered

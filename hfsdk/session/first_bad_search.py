@@ -147,9 +147,11 @@ class FirstBadSearch:
                     parts.client.send(m.Overlook())
                     steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
                     parts.client.send(m.InRow(steps))  # what was done again is no update by hand in the history
-                    parts.snapshots.come_home(snapshot if here is None else here, anew=here is None)
+                    notices = parts.snapshots.come_home(snapshot if here is None else here, anew=here is None)
                     if here is not None:
                         parts.context.counters.replace(counters)
+                    for notice in notices:
+                        parts.context.notice(notice)
 
     # -- doing steps again
 

@@ -208,20 +208,24 @@ class Snapshots:
         self._go_back(self.find(snapshot), name)
         return name
 
-    def come_home(self, snapshot: Snapshot, *, anew: bool = False) -> None:
+    def come_home(self, snapshot: Snapshot, *, anew: bool = False) -> tuple[str, ...]:
         """Go back to where the session was before it went elsewhere for a while, or (``anew``) there on a new branch.
 
-        A role whose state is gone with a worker has what is behind that state at its next call, and a notice says so: nothing
-        that was done meanwhile stays.
+        A role whose state is gone with a worker has what is behind that state at its next call: nothing that was done meanwhile
+        stays. Returns the notice that says so, if that is.
         """
-        self._go_back(snapshot, self._new_branch(snapshot) if anew else snapshot.branch, from_elsewhere=True)
+        lost = self._go_back(snapshot, self._new_branch(snapshot) if anew else snapshot.branch, from_elsewhere=True)
+        return (f"the session is back, but for what went with a worker: {'; '.join(lost)}",) if lost else ()
 
     def resume(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot on its own branch, which goes on from there; what came after it must be on other branches."""
         self._go_back(snapshot, snapshot.branch)
 
-    def _go_back(self, snapshot: Snapshot, name: str, *, from_elsewhere: bool = False) -> None:
-        """Rewind onto a branch, a new one or the one the snapshot was taken on; ``from_elsewhere`` as far as it is there."""
+    def _go_back(self, snapshot: Snapshot, name: str, *, from_elsewhere: bool = False) -> tuple[str, ...]:
+        """Rewind onto a branch, a new one or the one the snapshot was taken on; ``from_elsewhere`` as far as it is there.
+
+        Returns what roles come back with whose state is gone, in words.
+        """
         self._client.check_open()
         self._run.check_between_steps("rewind")
         self._check_roles(snapshot)
@@ -230,10 +234,11 @@ class Snapshots:
             self._deployment.ready(handles[kept.role])
         self._client.drain()
         with uninterrupted():  # all of it or nothing
-            if not from_elsewhere:
+            lost: tuple[str, ...] = ()
+            if from_elsewhere:
+                lost = self._client.send(m.Return(snapshot.kept, name))
+            else:
                 self._client.send(m.Rewind(snapshot.kept, name))
-            elif lost := self._client.send(m.Return(snapshot.kept, name)):
-                self._context.notice(f"back at {snapshot.name!r}, but for what went with a worker: {'; '.join(lost)}")
             self._context.seed = snapshot.seed
             self._context.counters.replace(snapshot.counters)
             self._places.go_back(snapshot.positions, self._own_places.get(snapshot, {}))
@@ -243,6 +248,7 @@ class Snapshots:
                     handle = self._deployment.declare(type(handles[role.name]), role)
                     if isinstance(handle, RewardSum):
                         self._take_weights(handle, role.function.load())
+        return lost
 
     def _take_weights(self, handle: RewardSum, scores: Any) -> None:
         """Give a weighted sum the parts and weights of its function."""
