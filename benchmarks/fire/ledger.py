@@ -189,10 +189,12 @@ class Ledger:
         return table(("kind", "what", "tried", "held", "failed"), rows)
 
     def markdown(self) -> str:
-        """Return the table of docs/reliability.md."""
+        """Return the table of docs/reliability.md, of the kinds that were tried."""
         lines = ["| kind | tried | held | failed |", "|---|---|---|---|"]
         for kind in KINDS:
             tried, failed = self.tried(kind.name), self.num_failed(kind.name)
+            if not tried:
+                continue
             tags = [*kind.tags, *([STARTS_TAG] if kind.name in ("cells", "lines", "kernel") else [])]
             some = [f"{count:,} {WORDS[tag]}" for tag in tags if (count := self.tried(kind.name, tag=tag))]
             words = f"{kind.what} (of them {', '.join(some)})" if some else kind.what

@@ -185,6 +185,16 @@ def test_nothing_stays_of_what_is_done_elsewhere_for_a_while(session, runtime, m
     assert session.history.branch == "main"
 
 
+def test_weights_of_then_are_those_that_the_ranks_keep_as_they_have_them(session):
+    """Only they can be had for a single pass; of another place or layout a state goes by ``rewind`` alone."""
+    session.snapshot("then")
+    learn(session, 1)
+    then = lambda: parts_of(session).client.send(q.KeptOf("actor", 3))  # noqa: E731
+    assert then().num_updates == 3
+    session.place(APART)
+    assert then() is None
+
+
 def told_of_death(session, runtime, monkeypatch):
     """The actor's next call ends with its worker: what is said of it."""
     Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.role == "actor")
