@@ -14,7 +14,7 @@ from expect import CEILING_S, each, refuses
 import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.assets.pretrained import load_config, load_tokenizer
-from hfsdk.core import untrusted
+from hfsdk.core import system, untrusted
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.core.files import FileSum, check_files
 from hfsdk.core.untrusted import parse_json, private_copy, read_file, read_json, regular_names
@@ -176,10 +176,16 @@ def test_a_library_gets_a_copy_that_only_its_user_can_list_and_that_goes(folder)
 
 
 def test_a_process_that_may_be_killed_has_its_copies_where_somebody_removes_them(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(untrusted, "_copies", [])
-    untrusted.keep_copies_in(tmp_path)
+    monkeypatch.setattr(system, "_temporary", [])
+    for place in (tmp_path / "one", tmp_path / "other"):
+        place.mkdir()
+        system.keep_temporary_in(place)
+        with private_copy(folder, ["config.json"]) as copy:
+            assert Path(copy).parent == place
+    system.keep_nothing_temporary_in(tmp_path / "one")
+    system.keep_nothing_temporary_in(tmp_path / "other")
     with private_copy(folder, ["config.json"]) as copy:
-        assert Path(copy).parent == tmp_path
+        assert tmp_path not in Path(copy).parents
 
 
 @each("key", ["gguf_file", "vocab_file", "fast_tokenizer_files", "configuration_files", "init_inputs"])

@@ -1,4 +1,4 @@
-"""What this system lets hfsdk do: run the engines, start threads.
+"""What this system lets hfsdk do: run the engines, start threads, have temporary folders.
 
 The engines run on Linux. Simulation, plans and pictures run wherever Python does, also without threads (a Python in a browser,
 as Pyodide, has none to start): what is otherwise done beside the user's own thread is then done on it. A simulated session
@@ -8,8 +8,12 @@ carries each call out as it is submitted, a picture is sent as it is published, 
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 NAMES = {"darwin": "macOS", "win32": "Windows", "emscripten": "a browser"}
 """Of systems, by ``sys.platform``."""
@@ -38,3 +42,25 @@ def can_start_threads() -> bool:
         return False
     tried.join()
     return True
+
+
+_temporary: list[Path] = []
+"""Where this process's temporary folders lie, in the last of them; empty: where the system has them."""
+
+
+def keep_temporary_in(place: Path) -> None:
+    """Have this process's temporary folders lie in a folder that somebody removes should the process be killed."""
+    _temporary.append(place)
+
+
+def keep_nothing_temporary_in(place: Path) -> None:
+    """Know that a folder of :func:`keep_temporary_in` is to be removed."""
+    if place in _temporary:
+        _temporary.remove(place)
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
+    """Give a folder of mode 0700 that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=_temporary[-1] if _temporary else None) as folder:
+        yield folder

@@ -24,7 +24,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -34,6 +33,7 @@ from typing import Any, BinaryIO
 
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError
 from hfsdk.core.rules import shown
+from hfsdk.core.system import temporary_folder
 
 MOST_BYTES = {
     "*.safetensors.index.json": 100 << 20, "tokenizer.json": 256 << 20, "tekken.json": 256 << 20, "vocab.json": 256 << 20,
@@ -313,14 +313,6 @@ def _json_kind(found: Any) -> str:
 
 # -- for libraries that open names by themselves
 
-_copies: list[Path] = []
-"""Where this process's private copies lie; empty: where the system has temporary files."""
-
-
-def keep_copies_in(place: Path) -> None:
-    """Have this process's private copies lie in a folder that somebody removes should the process be killed."""
-    _copies[:] = [place]
-
 
 @contextmanager
 def private_copy(
@@ -343,7 +335,7 @@ def private_copy(
     Raises:
         ModelNotFoundError: one of them is there and is no file that can be read.
     """
-    with tempfile.TemporaryDirectory(prefix="hfsdk-copy-", dir=_copies[0] if _copies else None) as copy:
+    with temporary_folder("hfsdk-copy-") as copy:
         for name in names:
             if has_file(folder, name):
                 if name.endswith("config.json"):

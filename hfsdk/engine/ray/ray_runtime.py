@@ -31,6 +31,7 @@ from hfsdk.core.runtime import (
     StateGoneError,
     Work,
 )
+from hfsdk.core.system import keep_nothing_temporary_in, keep_temporary_in
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.dispatch import mesh_of
@@ -147,6 +148,7 @@ class RayRuntime:
         self.cluster, nodes = describe(num_devices, shares_cpus)
         self._own_folder = own_folders.create(self._job_id)
         folder = self._own_folder.path
+        keep_temporary_in(folder)
         options = WorkerOptions(self._job_id, folder, num_threads or _num_threads(nodes), shares_cpus, start_s, *of_worker)
         self._pools = pools = RayPools(self.cluster, nodes, options)
         self._calls = RayCalls(pools)
@@ -402,6 +404,7 @@ class RayRuntime:
         ray_start.leave(self._job_id)
         remove_segments(self._job_id)
         if self._own_folder is not None:
+            keep_nothing_temporary_in(self._own_folder.path)
             self._own_folder.remove()
 
 

@@ -22,9 +22,9 @@ from hfsdk.core.call_flow import Call
 from hfsdk.core.errors import CallError, HfsdkError
 from hfsdk.core.files import FileSum
 from hfsdk.core.runtime import Order
+from hfsdk.core.system import keep_temporary_in
 from hfsdk.core.table import Column
 from hfsdk.core.trace import Span
-from hfsdk.core.untrusted import keep_copies_in
 from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.generation.cpu_support_vllm import remove_segments
 from hfsdk.engine.process.tasks import run_task
@@ -70,7 +70,7 @@ class WorkerProcess(LoggedProcess):
 
     def __init__(self, device: int, log_file: str, num_threads: int, deterministic: bool = False) -> None:
         super().__init__(log_file, environment.of_worker(num_threads, deterministic))
-        keep_copies_in(Path(log_file).parent)
+        keep_temporary_in(Path(log_file).parent)
         self._worker = Worker(device, num_threads, RayStore())
         self._worker.gpus = tuple(map(str, ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
         self._own_paths = os.environ.get("HFSDK_FETCH_MODELS") != "always"
@@ -205,7 +205,7 @@ class TaskProcess(LoggedProcess):
 
     def __init__(self, log_file: str) -> None:
         super().__init__(log_file, environment.of_process(1))
-        keep_copies_in(Path(log_file).parent)
+        keep_temporary_in(Path(log_file).parent)
 
     def prepare(self) -> int:
         """Import what nearly every task needs; return the process id."""

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -56,6 +55,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from hfsdk.core.errors import CheckpointError, HfsdkError
 from hfsdk.core.files import INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum, check_files, content_of, parse_files, why_unwritten
 from hfsdk.core.store import AnyPath, StorePath
+from hfsdk.core.system import temporary_folder
 from hfsdk.core.untrusted import open_file, parse_json
 from hfsdk.engine.process import heap, plain_objects
 from hfsdk.engine.training.megatron_groups import RoleGroups
@@ -240,7 +240,7 @@ def _nearby(folder: AnyPath) -> Iterator[Path]:
     if isinstance(folder, Path):
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="hfsdk-save-") as here:
+    with temporary_folder("hfsdk-save-") as here:
         yield Path(here)
 
 
