@@ -11,9 +11,11 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
+from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.experiment import Experiment
 from hfsdk.session.run_record import MEASURED
 from hfsdk.session.runs_bar import Forecast, spoken
+from hfsdk.session.session_parts import parts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,3 +267,28 @@ def test_the_bar_says_which_run_it_is_and_how_long_the_rest_takes(session, promp
     assert "seed 1 (run 2 of 2): 100%" in lines
     assert "about 1 s left" in lines
     assert "done]" in lines
+
+
+def test_whoever_dies_in_a_compared_run_no_role_is_left_in_it(session, prompts, monkeypatch, tmp_path):
+    """The actor's worker dies, with the copy of where the actor was: it has its checkpoint, the critic is where it was."""
+    session.train(SHORT, prompts, steps=1, progress=False)
+    session.save(tmp_path)
+    session.train(SHORT, prompts, steps=1, progress=False)
+    before = session.models.actor.version, session.models.critic.version
+    runtime = parts_of(session).client._controller._runtime
+    call, updates = runtime.call, []
+
+    def dying(work):
+        updates.append(work) if work.call.method == "update" and work.call.role == "actor" else None
+        if len(updates) == 2 and updates[-1] is work:
+            for kept in session.snapshots["compare"].kept:
+                if kept.role == "actor":
+                    runtime._kept.pop(kept.number)
+            raise WorkerDiedError("the worker of device 0 ended.")
+        return call(work)
+
+    monkeypatch.setattr(runtime, "call", dying)
+    with pytest.warns(UserWarning, match="actor comes back with checkpoint"), refuses(WorkerDiedError, "device 0 ended"):
+        compare(session, prompts)
+    assert (session.models.actor.version, session.models.critic.version) == (before[0] // 2, before[1])
+    assert session.history.branch == "main"
