@@ -51,20 +51,20 @@ NOUNS = {
 }
 
 
-def explained(system, **keys):
-    words = {"data.train_batch_size": 64, "actor_rollout_ref.rollout.n": 4, "algorithm.adv_estimator": ORDERS, ORDERS: ORDERS}
-    return hf.explain(words | keys if system == "verl" else {ORDERS: ORDERS}, system=system, model="qwen2.5-7b")
+def explained(system, estimator=ORDERS, **keys):
+    words = {"data.train_batch_size": 64, "actor_rollout_ref.rollout.n": 4, "algorithm.adv_estimator": estimator}
+    return hf.explain((words if system == "verl" else {}) | keys, system=system, model="qwen2.5-7b")
 
 
 @each("system", ["verl", "trl", "openrlhf", "nemo-rl"])
 def test_what_is_printed_of_a_configuration_gives_a_terminal_no_orders(system):
-    found = explained(system)
-    told = [repr(found), found.code, *(found.to_pandas(table).to_string() for table in ("arithmetic", "findings", "unread"))]
-    assert not [text for text in told if FOUND.search(text)]
+    for found in (explained(system), explained(system, **{ORDERS: ORDERS})):
+        told = [repr(found), found.code, *(found.to_pandas(table).to_string() for table in ("arithmetic", "findings", "unread"))]
+        assert not [text for text in told if FOUND.search(text)]
 
 
 def test_what_a_configuration_says_is_no_line_of_the_code_that_is_pasted():
-    code = explained("verl", **{"algorithm.adv_estimator": "grpo\rimport os\nimport os\x0c\u2028import os"}).code
+    code = explained("verl", "grpo\rimport os\nimport os\x0c\u2028import os").code
     imported = [node.names[0].name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import)]
     assert imported == ["hfsdk"]
 
