@@ -47,6 +47,7 @@ OTHER_NAMES = {
 
 _OPTIMIZER = "it belongs to a model's optimizer: session.actor(model, optimizer=hf.AdamW(lr=1e-5)), and so with session.critic"
 _PER_MINI_BATCH = "an update is cut into a number of parts, mini_batches; how many tokens a pass takes at once belongs to the role"
+_OWN_STEP = "it belongs to a call of your own step: a subclass whose step has models.actor.generate(prompts, {})"
 _ELSEWHERE = {
     "lr learning_rate actor_lr critic_lr actor_learning_rate critic_learning_rate weight_decay max_grad_norm optimizer": _OPTIMIZER,
     "vf_coef value_coef value_loss_coef": (
@@ -61,8 +62,11 @@ _ELSEWHERE = {
     "steps num_steps max_steps total_episodes total_timesteps": "it belongs to the loop: session.train(..., steps=50)",
     "max_prompt_length": "it belongs to the data: session.prompts(data, max_prompt_tokens=64)",
     "max_length max_seq_length": "of pairs hfsdk calls it max_tokens: session.pairs(data, max_tokens=512)",
-    "top_p": "it belongs to a call of your own step: actor.generate(prompts, top_p=0.9)",
-    "top_k min_new_tokens": "it belongs to a call of your own step, as actor.generate(prompts, top_k=50, min_new_tokens=4)",
+    "top_p top_k min_new_tokens min_tokens": _OWN_STEP.format("top_p=0.9, top_k=50, min_new_tokens=4"),
+    "stop stop_strings stop_sequences stop_words stop_token_ids stop_tokens ignore_eos": (
+        _OWN_STEP.format("stop=['\\n'], stop_token_ids=[13]") + ". Else responses end at the model's own ends, eos_token_id of its "
+        "generation_config.json (a list of them is taken)"
+    ),
 }
 """Options that are no algorithm's -> where they are."""
 

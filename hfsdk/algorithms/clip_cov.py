@@ -36,9 +36,11 @@ class ClipCovLoss(MarkedLoss):
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what `PolicyLoss.surrogate` does."""
+        import torch
+
         loss_T, *others = super().surrogate(out, b)
         ratio_T, clipped_T, dual_T = others
-        return loss_T * (1.0 - b["covariance_mask"]), ratio_T, clipped_T, dual_T
+        return torch.where(b["covariance_mask"] > 0, 0.0, loss_T), ratio_T, clipped_T, dual_T
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hfsdk.core.errors import SimulatedValueError
-from hfsdk.core.unscored import scored_rows, unscored_rows
+from hfsdk.core.unscored import is_unscored, scored_rows, unscored_rows
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -34,18 +34,37 @@ def informative_rows_of_draw(table: Table) -> list[int]:
     return informative_rows(table)
 
 
+def rows_with_advantages(table: Table) -> list[int]:
+    """Return the rows whose group has an advantage other than 0 on any token; those that were not scored have none.
+
+    It is the law behind equal scores, and holds for whatever a group is compared by: rewards of steps may have equal sums and
+    differ.
+    """
+    advantages = table.ragged("advantages")
+    teaches = (advantages.flat != 0) & ~is_unscored(advantages.flat)
+    of_row = np.repeat(np.arange(table.num_rows), advantages.lengths)[teaches]
+    group = np.asarray(table["group"])
+    unscored = np.isin(np.arange(table.num_rows), unscored_rows(advantages))
+    rows: list[int] = np.flatnonzero(np.isin(group, group[of_row]) & ~unscored).tolist()
+    return rows
+
+
 def informative(batch: Batch) -> Batch | None:
-    """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores."""
-    rows = taught_by(batch)
+    """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores.
+
+    Args:
+        batch: with advantages and group.
+    """
+    rows = taught_by(batch, rows_with_advantages, "advantages")
     if len(rows) == len(batch):
         return batch
     return batch.take(rows) if rows else None
 
 
-def taught_by(batch: Batch, rows: Callable[[Table], list[int]] = informative_rows) -> list[int]:
-    """Return the numbers of these rows; waits for the scores."""
+def taught_by(batch: Batch, rows: Callable[[Table], list[int]] = informative_rows, column: str = "scores") -> list[int]:
+    """Return the numbers of these rows, by a column and the groups; waits for the column."""
     try:
-        return list(batch.reduce(rows, reads=["scores", "group"]).value)
+        return list(batch.reduce(rows, reads=[column, "group"]).value)
     except SimulatedValueError:
         return list(range(len(batch)))
 

@@ -72,8 +72,9 @@ class GRPO(AdvantageOptions, OnPolicy):
     aggregation: Aggregation = "sequence_mean"
     """``"sequence_mean"`` (eq. 3), ``"token_mean"`` (DAPO) or ``"fixed_length"`` (Dr. GRPO: divided by ``max_new_tokens``)."""
     filter_groups: bool = False
-    """Update without the groups whose scores are all the same (DAPO's dynamic sampling). The step then waits for the scores;
-    where all groups are so, there is no update and ``step.actor`` is ``None``; in a simulated session all are kept."""
+    """Update without the groups that have no advantage, as their scores are all the same (DAPO's dynamic sampling). The step then
+    waits for the advantages; where all groups are so, there is no update and ``step.actor`` is ``None``; in a simulated session all
+    are kept."""
 
     compares = True
 

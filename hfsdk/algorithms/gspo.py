@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GSPOLoss(PolicyLoss):
-    """The clipped surrogate of the response's ratio (eq. 5), which every token of it carries (section 4.3: GSPO-token)."""
+    """The clipped surrogate of the response's ratio (eq. 5), which every token of it carries (section 4.3: GSPO-token).
+
+    With ``tis_cap`` and ``tis_level="token"`` every token's part has a weight of its own. The loss is TRL's and verl's; the
+    gradient is verl's, each token's under its own weight. (TRL differentiates a response's ratio as one: each token's under the
+    mean weight of the response.) With ``tis_level="sequence"`` the three are the same.
+    """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return what `PolicyLoss.surrogate` does, of ``s_t = sg[s] * pi(y_t) / sg[pi(y_t)]`` (eq. 14), shape [T]."""

@@ -44,7 +44,8 @@ class KLCovLoss(MarkedLoss):
         from hfsdk.algorithms import rlmath
 
         ratio_T = rlmath.importance_ratio(out.log_probs, b["old_log_probs"], self.log_ratio_clamp)
-        held_T = self.old_kl_coef * b["covariance_mask"] * (out.log_probs - b["old_log_probs"]).abs()
+        apart_T = (out.log_probs - b["old_log_probs"]).abs()
+        held_T = self.old_kl_coef * torch.where(b["covariance_mask"] > 0, apart_T, 0.0)  # elsewhere it may be infinite
         no_T = torch.zeros_like(ratio_T, dtype=torch.bool)
         return -ratio_T * b["advantages"] + held_T, ratio_T, no_T, no_T
 

@@ -81,6 +81,8 @@ class PolicyLoss(SurrogateOptions):
 
     def __call__(self, out: Any, b: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss per token, shape [T], and metrics per token."""
+        import torch
+
         from hfsdk.algorithms import rlmath
 
         old = b["old_log_probs"]
@@ -88,7 +90,7 @@ class PolicyLoss(SurrogateOptions):
         weights = {}
         if self.tis_cap is not None:
             tis, cut = rollout_weights(old, b["rollout_log_probs"], self, b)
-            policy_loss = policy_loss * tis
+            policy_loss = torch.where(tis == 0, 0.0, policy_loss * tis)  # what is left out may be infinite
             weights = {"tis_mean": tis, "tis_clip_fraction": cut.to(tis.dtype)}
         loss = policy_loss
         metrics = {**weights, "policy_loss": policy_loss, "ratio": ratio, "ratio_max": ratio, "entropy": out.entropy}

@@ -208,20 +208,29 @@ def bradley_terry(better_P: Tensor, worse_P: Tensor, margin_P: Tensor | float = 
 
 
 def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
-    """Return the mean over the tokens where ``mask_T`` is true (all without a mask); NaN over no token at all."""
-    return (x_T if mask_T is None else x_T[mask_T]).mean()
+    """Return the mean over the tokens where ``mask_T`` is true (all without a mask); NaN over no token at all.
+
+    It is never outside the lowest and the highest of them, where the rounding of a sum may lie; so of equal numbers it is exactly
+    that number, in any precision.
+    """
+    x_T = x_T if mask_T is None else x_T[mask_T]
+    mean = x_T.mean()
+    if not x_T.numel():
+        return mean
+    bounded = mean.detach().clamp(x_T.detach().min(), x_T.detach().max())
+    return torch.where(bounded == mean, mean, mean - mean.detach() + bounded)
 
 
 def masked_var(x_T: Tensor, mask_T: Tensor | None = None, unbiased: bool = True) -> Tensor:
     """Return the variance over the tokens where ``mask_T`` is true (all of them without a mask).
 
     ``unbiased`` divides by T - 1, as TRL and verl do; OpenAI's first RLHF code divides by T. One token has variance 0
-    either way (TRL gives NaN there, verl raises).
+    either way (TRL gives NaN there, verl raises), and so have equal numbers: exactly, in any precision.
     """
     x_T = x_T if mask_T is None else x_T[mask_T]
     if x_T.numel() < 2:
         return x_T.mean() * 0.0  # NaN over no token at all
-    return x_T.var(correction=1 if unbiased else 0)
+    return torch.where(x_T.max() - x_T.min() == 0, 0.0, x_T.var(correction=1 if unbiased else 0))
 
 
 def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tensor:
@@ -237,7 +246,7 @@ def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tenso
 
     Returns:
         ``(x - mean) / sqrt(var + 1e-8)``, plus the mean again without ``shift_mean``; shape [T]. Constant input gives
-        0.
+        exactly 0 (the constant without ``shift_mean``), in any precision: an optimizer as Adam makes a full step of the least rest.
     """
     mean = masked_mean(x_T)
     whitened_T = (x_T - mean) * torch.rsqrt(masked_var(x_T, unbiased=unbiased) + 1e-8)

@@ -11,8 +11,8 @@ import numpy as np
 from hfsdk.algorithms.invariants import RATIO_TOLERANCE, first_numbers, gaps, invariants, warn
 from hfsdk.core.field_texts import documented
 from hfsdk.core.pending import Metrics, Value
-from hfsdk.core.unscored import SCORES, scored_rows
-from hfsdk.models.reward import FAILURES, PART
+from hfsdk.core.unscored import PART, SCORES, is_unscored, scored_rows
+from hfsdk.models.reward import FAILURES
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
@@ -153,8 +153,10 @@ class Statistics:
             numbers["identical_groups"] = groups.identical_in_group(scores_N, group_N).double().mean()
         if self.costs:
             numbers["cost_mean"] = torch.tensor(np.asarray(judged["costs"]), dtype=torch.float32).mean()
-        for name in self.parts:
-            numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(np.asarray(judged[name]), dtype=torch.float32).mean()
+        for name in self.parts:  # of the samples that a part scores; where it scores none there is no mean
+            scores = np.asarray(judged[name], dtype=np.float32)
+            if (own := ~is_unscored(scores)).any():
+                numbers[f"score_mean_of_{name.removeprefix(PART)}"] = torch.tensor(scores[own]).mean()
         if self.failures:
             failed = [any(words) for words in zip(*(table[name] for name in self.failures), strict=True)]
             numbers["reward_failures"] = torch.tensor(sum(failed))

@@ -95,6 +95,14 @@ ELSEWHERE = {
     "max_new_tokens max_tokens max_completion_length temperature": (
         "it belongs to the algorithm: hf.PPO(max_new_tokens=64, temperature=1.0)"
     ),
+    "min_p typical_p top_a epsilon_cutoff eta_cutoff repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size "
+    "logit_bias bad_words bad_words_ids suppress_tokens allowed_token_ids logits_processor logits_processors": (
+        "there is none: hfsdk draws by temperature, top_k, top_p, min_new_tokens, and by nothing else, as every log-prob pass of "
+        "the trainer has to be of the distribution that was drawn from"
+    ),
+    "num_beams num_beam_groups length_penalty early_stopping best_of use_beam_search": (
+        "there is no beam search: what is learned from is drawn, n responses each, or the likeliest tokens with temperature=0"
+    ),
     "warmup_ratio": "warm-up is counted in steps: warmup_steps=10",
     "batch_size per_device_train_batch_size": (
         "it belongs to the prompts: session.prompts(data, batch_size=32), or of a planned step hf.Workload(prompts=32)"

@@ -193,9 +193,13 @@ def draw_lengths(lengths: Any, sampling: Sampling, seed: int, positions: Array, 
 
 
 def _unit_hash(seed: int, positions: Array, copies: Array, salt: int) -> Array:
-    """Return one number in (0, 1) per row: splitmix64 (Steele et al., 2014) over seed, position, copy and salt."""
-    state = np.full(len(positions), seed % 2**64, dtype=np.uint64)
-    for word in (positions, copies, np.full(len(positions), salt)):
+    """Return one number in (0, 1) per row: splitmix64 (Steele et al., 2014) over seed, salt, position and copy.
+
+    Each word is mixed before the next one joins: ``seed ^ position`` alone would deal the same numbers to all seeds, in another
+    order.
+    """
+    state = np.zeros(len(positions), dtype=np.uint64)
+    for word in (np.full(len(positions), seed % 2**64, dtype=np.uint64), np.full(len(positions), salt), positions, copies):
         state = (state ^ word.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

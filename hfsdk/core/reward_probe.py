@@ -303,7 +303,7 @@ def _scores(outcomes: Sequence[SampleOutcome]) -> Array:
 
 
 def summed(parts: Mapping[str, tuple[float, Sequence[SampleOutcome]]]) -> list[SampleOutcome]:
-    """Return the outcomes of a weighted sum: a sample is scored where all parts score it, and fails where one does.
+    """Return the outcomes of a weighted sum: parts that do not score a sample are left out of its sum; it fails where one does.
 
     Args:
         parts: name -> weight and outcomes.
@@ -319,9 +319,8 @@ def summed(parts: Mapping[str, tuple[float, Sequence[SampleOutcome]]]) -> list[S
                 seconds=seconds, failure=one.failure, message=f"{name}: {one.message}", line=one.line, details=one.details
             ))  # fmt: skip
             continue
-        scores = [weight * float(_scores([one])[0]) for weight, one in ones.values()]
-        total = math.fsum(scores) if all(map(math.isfinite, scores)) else None
-        outcomes.append(SampleOutcome(score=total, seconds=seconds))
+        scores = [weight * float(_scores([one])[0]) for weight, one in ones.values() if one.score is not None]
+        outcomes.append(SampleOutcome(score=math.fsum(scores) if scores else None, seconds=seconds))
     return outcomes
 
 

@@ -22,6 +22,10 @@ NOT_SCORED: np.float32 = np.array([_BITS]).view(np.float32)[0]
 SCORES = ("scores", "costs", "baseline_scores")
 """The built-in columns of one number per sample in which it may stand."""
 
+PART = "scores_of_"
+"""Beginning of the names of the columns that keep what each part of a weighted sum gave: a sample that a part did not score may be
+scored by the others, and what the sum says counts."""
+
 _OF_DTYPE = {
     np.dtype(np.float32): (np.uint32, _BITS, np.uint32(0x7FFF_FFFF)),
     np.dtype(np.float64): (np.uint64, np.array([NOT_SCORED]).astype(np.float64).view(np.uint64)[0], np.uint64(2**63 - 1)),
@@ -70,7 +74,7 @@ def scored_rows(columns: Mapping[str, Column], num_rows: int) -> Array:
 
 
 NONE_SCORED = (
-    "none of the {} samples is scored: the reward gave None for each, so there is nothing to learn from. reward.probe(batch) "
-    "shows what it gives and why."
+    "none of the {} samples is scored, so there is nothing to learn from: the reward gave None for each (of a sum, every part "
+    'did), or failed on it with failures="skip". reward.probe(batch) shows what it gives and why.'
 )
 """Of a whole batch, for messages."""

@@ -21,9 +21,9 @@ from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import PART
 from hfsdk.models.handle import Host, TrainedHandle
 from hfsdk.models.replays import REPLAYED, sample_of
-from hfsdk.models.reward import PART
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, Resident, TransportReport

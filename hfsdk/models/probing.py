@@ -18,7 +18,7 @@ from hfsdk.models.host import CallClient
 def samples_of(
     client: CallClient, samples: Any, prompts: Any, columns: Mapping[str, Any]
 ) -> tuple[Batch, tuple[list[str], list[str]]]:
-    """Return samples as a batch, and the texts of prompts and completions.
+    """Return samples as a batch, and the texts of prompts and completions as a function is given them: read back from their tokens.
 
     Raises: as :meth:`hfsdk.models.reward.RewardModel.probe`.
     """
@@ -37,7 +37,8 @@ def samples_of(
         name: Ragged.of([encode(text) if text else [] for text in texts], "int32")
         for name, texts in zip(SEQUENCES, (asked, completions), strict=True)
     }
-    return Batch.from_columns(client, {**tokens, **columns}), (asked, completions)
+    batch = Batch.from_columns(client, {**tokens, **columns})
+    return batch, (batch.text("prompt"), batch.text("response"))
 
 
 def scored_by_model(score: float) -> SampleOutcome:

@@ -15,9 +15,9 @@ import numpy as np
 from hfsdk.core.arguments import Scoring
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Positive, checked, shown
+from hfsdk.core.checks import Positive, checked
 from hfsdk.core.columns import NOT_FOR_REWARDS
-from hfsdk.core.errors import CheckpointError, ColumnError, ModelNotFoundError, OptionError, SimulatedValueError
+from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
 from hfsdk.core.functions import Shipped
 from hfsdk.core.lora import ADAPTER_CONFIG
@@ -25,23 +25,13 @@ from hfsdk.core.methods import COMPUTE_COSTS, COMPUTE_SCORES, PROBE
 from hfsdk.core.pending import ColumnRef
 from hfsdk.core.reward_arguments import GIVEN, check_columns, check_reward_function
 from hfsdk.core.reward_probe import RewardProbe, summed
-from hfsdk.core.roles import RoleSpec
 from hfsdk.core.sample_outcome import SampleOutcome
-from hfsdk.core.table import Table
-from hfsdk.core.unscored import NOT_SCORED, is_unscored, scored_rows
-from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.core.table import Array, Table
+from hfsdk.core.unscored import NOT_SCORED, PART, is_unscored
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.models.handle import Loss, TrainedHandle
+from hfsdk.models.normalisation import NORMALISATION, Moments, saved_normalisation
 from hfsdk.models.probing import samples_of, scored_by_model
-
-NORMALISATION = "hfsdk_score"
-"""Key of a folder's ``config.json`` under which a scorer's mean and standard deviation are kept."""
-
-LARGEST = float(np.finfo(np.float32).max)
-"""Scores are kept in float32."""
-
-PART = "scores_of_"
-"""Beginning of the names of the columns that keep what each part of a weighted sum gave."""
 
 FAILURES = "score_failures"
 """The column that says why samples were skipped; of a part of a sum, with ``_of_<name>`` behind it."""
@@ -212,7 +202,7 @@ class _Scorer(TrainedHandle):
             raise OptionError(f"{self.name}.normalise takes a batch of reference samples, or mean=... and std=..., not both")
         if batch is not None:
             before = self.normalisation
-            raw = self._score(batch).reduce(_Moments(column=self._writes), reads=[self._writes])
+            raw = self._score(batch).reduce(Moments(column=self._writes), reads=[self._writes])
             m, s = raw.value
             mean, std = before[0] + before[1] * m, before[1] * s
         assert mean is not None
@@ -268,9 +258,10 @@ class RewardModel(_Scorer):
     """Scores responses. A function has TRL's form ``f(prompts, completions, **columns) -> list[float | None]``.
 
     ``prompts`` and ``completions`` are texts, special tokens left out; ``completion_ids`` and the data's other columns come by
-    name. A function of one argument under another name gets the completions there. It runs in a CPU task of its own, with a
-    timeout; ``None`` is a sample that is not scored. A model reads its scalar head at the last token of prompt plus response;
-    declared with an optimizer it is trained by ``reward.update(pairs, hf.BradleyTerry())``. ``probe`` looks at the reward itself.
+    name. A function of one argument under another name gets the completions there; an async one is awaited. It runs in a CPU task
+    of its own, with a timeout; ``None`` is a sample that is not scored. A model reads its scalar head at the last token of prompt
+    plus response; declared with an optimizer it is trained by ``reward.update(pairs, hf.BradleyTerry())``. ``probe`` looks at the
+    reward itself.
     """
 
     kind: ClassVar[str] = "reward"
@@ -309,17 +300,20 @@ class RewardSum(RewardModel):
     def compute_scores(self, batch: Batch) -> Batch:
         """Write ``scores``, the weighted sum, and ``scores_of_<name>`` for each part; as ``RewardModel.compute_scores``.
 
-        Of a part that scores per token the sums count; one that skips what fails has ``score_failures_of_<name>``. A sample that a
-        part does not score is not scored.
+        A part's ``None`` leaves that part out of the sample's sum, as in TRL; a sample to which all parts give ``None`` is not
+        scored. Of a part that scores per token the sums count. One that skips what fails has ``score_failures_of_<name>``, and the
+        samples that failed are not scored: what such a part would have given is not known.
         """
-        names = [f"{PART}{part.name}" for part in self.parts]
+        names, failures = [f"{PART}{part.name}" for part in self.parts], [f"{FAILURES}_of_{name}" for name in names_of(self)]
+        batch = batch.drop(*(name for name in failures if name in batch))  # of an earlier call
         for part, name in zip(self.parts, names, strict=True):
             batch = part.compute_scores(batch).alias(name, "scores")
             if FAILURES in batch:
                 batch = batch.alias(f"{FAILURES}_of_{part.name}", FAILURES).drop(FAILURES)
         if "token_scores" in batch:
             batch = batch.drop("token_scores")
-        return batch.map(WeightedScores(tuple(names), self.weights), reads=names, writes=["scores"])
+        failed = [name for name in failures if name in batch]
+        return batch.map(WeightedScores(tuple(names), self.weights, tuple(failed)), reads=[*names, *failed], writes=["scores"])
 
     @property
     def _timed(self) -> bool:
@@ -343,18 +337,27 @@ def names_of(reward: RewardModel) -> tuple[str, ...]:
 class WeightedScores:
     """The sum of several columns with one number per sample, each times its weight; runs where the columns are.
 
-    A sample that one of them does not score is not scored.
+    A column that does not score a sample is left out of its sum. A sample that none scores is not scored, nor is one that failed.
     """
 
-    def __init__(self, columns: tuple[str, ...], weights: tuple[float, ...]) -> None:
-        self.columns, self.weights = columns, weights
+    def __init__(self, columns: tuple[str, ...], weights: tuple[float, ...], failures: tuple[str, ...] = ()) -> None:
+        """Say what is summed.
+
+        Args:
+            columns: of scores.
+            weights: one each.
+            failures: columns of texts, which are empty for samples that did not fail.
+        """
+        self.columns, self.weights, self.failures = columns, weights, failures
 
     def __call__(self, table: Table) -> dict[str, Any]:
         """Return the column ``scores``, in float32."""
+        left_out = np.array([is_unscored(np.asarray(table[name])) for name in self.columns])
         both = zip(self.columns, self.weights, strict=True)
-        numbers = [weight * np.asarray(table[name], dtype=np.float64) for name, weight in both]
-        total = np.sum(numbers, axis=0).astype(np.float32)
-        total[np.any([is_unscored(np.asarray(table[name])) for name in self.columns], axis=0)] = NOT_SCORED
+        numbers = np.array([weight * np.asarray(table[name], dtype=np.float64) for name, weight in both])
+        total: Array = np.where(left_out, 0.0, numbers).sum(axis=0).astype(np.float32)
+        failed = np.array([[bool(text) for text in table[name]] for name in self.failures], dtype=bool).reshape(-1, len(total))
+        total[left_out.all(axis=0) | failed.any(axis=0)] = NOT_SCORED
         return {"scores": total}
 
 
@@ -407,7 +410,7 @@ class CostModel(_Scorer):
         """
         self._need(batch, ["costs"], "adapt_multiplier")
         try:
-            mean, _ = batch.reduce(_Moments(column="costs"), reads=["costs"]).value
+            mean, _ = batch.reduce(Moments(column="costs"), reads=["costs"]).value
         except SimulatedValueError:
             return self.multiplier
         if not math.isfinite(mean):
@@ -415,32 +418,3 @@ class CostModel(_Scorer):
         grown = self.multiplier * math.exp(min(lr * self.multiplier * (mean - limit), 50.0))
         self.multiplier = max(min(grown, math.inf if most is None else most), 1e-12)
         return self.multiplier
-
-
-class _Moments:
-    """Mean and standard deviation (unbiased) of a column with one number per scored sample; runs where the column is."""
-
-    def __init__(self, column: str) -> None:
-        self.column = column
-
-    def __call__(self, table: Table) -> tuple[float, float]:
-        numbers = np.asarray(table[self.column], dtype=np.float64)[scored_rows(table, table.num_rows)]
-        return float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
-
-
-def saved_normalisation(role: RoleSpec) -> tuple[float, float]:
-    """Return the mean and the standard deviation that a scorer's folder has, or that of its adapters; (0, 1) where it has none.
-
-    Raises:
-        ModelNotFoundError: they are no such numbers, or the file is damaged.
-    """
-    folder, name = (role.adapters, ADAPTER_CONFIG) if role.adapters else (role.folder, "config.json")
-    if not folder or not has_file(folder, name):
-        return 0.0, 1.0
-    saved: Any = read_json(folder, name).get(NORMALISATION, [0.0, 1.0])
-    numbers = saved if isinstance(saved, list) and all(type(one) in (int, float) for one in saved) else []
-    if len(numbers) != 2 or not all(abs(one) <= LARGEST for one in numbers) or not numbers[1] > 0:  # nor NaN
-        raise ModelNotFoundError(
-            f"{folder}/{name} has {NORMALISATION}={shown(saved)}; a mean and a standard deviation above 0 are needed. Mend it."
-        )
-    return float(numbers[0]), float(numbers[1])

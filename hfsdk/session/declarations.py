@@ -17,8 +17,9 @@ from hfsdk.core.functions import Shipped
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
+from hfsdk.core.unscored import PART
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
-from hfsdk.models.reward import PART, RewardSum, WeightedScores, names_of
+from hfsdk.models.reward import RewardSum, WeightedScores, names_of
 from hfsdk.session.context import Context
 from hfsdk.session.declare import Backend, ModelSource, function_role, model_role
 from hfsdk.session.deployment import Deployment
@@ -214,7 +215,9 @@ class Declarations:
         """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float | None]``, or a model.
 
         A function of one argument, whatever its name, is given the completions there: ``session.reward(hf.data.vader_sentiment)``.
-        ``None`` in its list is a sample that is not scored: it is left out of advantages, losses and statistics, and is never 0.
+        An async function is awaited, and its requests run side by side where it gathers them. ``None`` in its list is a sample that
+        is not scored: it is left out of advantages, losses and statistics, and is never 0. In a sum it leaves that function's part
+        out of the sample's score, so functions of several tasks give ``None`` for each other's rows.
 
         Called again with a new function, the same handle goes on with it (a new version; no worker restarts). What a function
         keeps between calls (a judge in a global variable) stays in its process, until one that takes too long ends it; what it

@@ -23,7 +23,8 @@ from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
 from hfsdk.models.handle import set_role
-from hfsdk.models.reward import SCORER_NUMBERS, saved_normalisation
+from hfsdk.models.normalisation import saved_normalisation
+from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.planner.notices import costly
 from hfsdk.planner.perf.memory import check_fits
 from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES

@@ -13,10 +13,11 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.history import Mark
 from hfsdk.core.roles import DECLARED_BY
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.unscored import PART
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.host_memory import HostRoom, check_room
 from hfsdk.models import ModelHandle, RewardModel
-from hfsdk.models.reward import PART, RewardSum, WeightedScores
+from hfsdk.models.reward import RewardSum, WeightedScores
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.context import Context
 from hfsdk.session.deployment import Deployment

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from expect import refuses
-from toy import GOOD, ToyModels, prompts
+from toy import GOOD, ToyBatch, ToyModels, prompts
 
 import hfsdk as hf
 from hfsdk.algorithms import (
     distillation,
+    filtering,
     grpo,
     opo,
     ppo,
@@ -29,6 +30,8 @@ from hfsdk.algorithms import (
 from hfsdk.algorithms.invariants import invariants
 from hfsdk.core.batch import refs_of
 from hfsdk.core.errors import ColumnError, OptionError, PlacementError, SimulatedValueError
+from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import NOT_SCORED
 
 ALL = [
     hf.GRPO(max_new_tokens=3, n=4), hf.RLOO(max_new_tokens=3, n=4), hf.ReMax(max_new_tokens=3, n=2),
@@ -163,6 +166,16 @@ class TestFilter:
         assert mini_batches == 3
         assert len(step.batch) == 32, "the step keeps every response"
         assert algorithm.metrics(step)["identical_groups"] == pytest.approx(1 - differ.mean())
+
+    def test_groups_whose_steps_differ_are_trained_on_whatever_their_sums(self):
+        """Rewards of steps (1, 0) and (0, 1) have one sum and teach; (1, 1) twice do not, nor does what was not scored."""
+        rows = {"group": np.array([0, 0, 1, 1, 2, 2]), "response": Ragged.of([[1, 2]] * 6)}
+        each = [[1, 0], [0, 1], [1, 1], [1, 1], [1, 1], [NOT_SCORED, NOT_SCORED]]
+        table = Table({**rows, "token_scores": Ragged.of(each, np.float32), "scores": np.ones(6, np.float32)})
+        algorithm = hf.ProcessGRPO(step_ends=(1,), filter_groups=True)
+        batch = algorithm.with_advantages(ToyBatch(table))
+        assert np.abs(batch["advantages"].flat[:4]).max() > 0.8
+        assert filtering.informative(batch)["group"].tolist() == [0, 0]
 
     def test_fewer_responses_than_mini_batches(self):
         models = ToyModels()

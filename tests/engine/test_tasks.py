@@ -1,5 +1,6 @@
 """The user's functions over columns, without the process they run in."""
 
+import asyncio
 import itertools
 import math
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+import torch
 from expect import CEILING_S, refuses
 from turns import let_others_run
 
@@ -17,7 +19,7 @@ from hfsdk.core.errors import CallError, OptionError, RewardFunctionError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.reward_arguments import check_columns
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.process.tasks import check_scores, run_task
+from hfsdk.engine.process.tasks import call_reward, check_scores, run_task
 
 TINY = str(Path(hfsdk.__file__).parent / "assets" / "tiny")
 TABLE = Table({"prompt": Ragged.of([[72], [73]]), "response": Ragged.of([[72], [73]])})
@@ -49,6 +51,35 @@ def test_what_a_function_keeps_is_there_at_its_next_call():
         again = Scoring(function=Shipped.of(count), tokenizer=TINY, column="scores")
         columns, _ = run_task("compute_scores", TABLE, again, ["scores"])
         assert list(columns["scores"]) == [number] * 2
+
+
+def test_async_functions_are_awaited_on_one_loop():
+    """What a function keeps, e.g. a client with its connections, belongs to the loop it was made on."""
+
+    async def judge(completions, loops=[]):  # noqa: B006  kept on purpose
+        loops.append(asyncio.get_running_loop())
+        first, second = await asyncio.gather(asyncio.sleep(0, 1.0), asyncio.sleep(0, 2.0))
+        return [first, second + len(set(loops))]
+
+    for _ in range(2):
+        scoring = Scoring(function=Shipped.of(judge), tokenizer=TINY, column="scores")
+        columns, _ = run_task("compute_scores", TABLE, scoring, ["scores"])
+        assert list(columns["scores"]) == [1.0, 3.0]
+
+
+def test_an_async_function_that_is_interrupted_is_named_and_leaves_the_loop_to_the_next_call():
+    async def breaks(completions):
+        raise KeyboardInterrupt
+
+    with refuses(RewardFunctionError, "breaks raised KeyboardInterrupt"):
+        call_reward(breaks, "breaks", {"prompts": [], "completions": []})
+    assert call_reward(lambda completions: asyncio.sleep(0, [1.0]), "f", {"prompts": [], "completions": ["a"]}) == [1.0]
+
+
+def test_scores_may_be_tensors_of_one_number():
+    assert check_scores([torch.tensor(1.5), np.array(2.0), torch.tensor(True)], "f", 3) == [1.5, 2.0, 1.0]
+    with refuses(RewardFunctionError, "sample 1", "Tensor"):
+        check_scores([torch.tensor(1.5), torch.tensor([2.0])], "f", 2)
 
 
 def test_scores_that_float32_cannot_hold():

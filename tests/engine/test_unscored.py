@@ -118,11 +118,30 @@ def test_filtering_compares_the_scored_alone():
     assert informative_rows(table) == [4, 5]
 
 
-def test_a_sum_of_rewards_scores_what_all_its_parts_score():
-    table = Table({"a": np.array([1, NOT_SCORED, 3], np.float32), "b": np.array([NOT_SCORED, NOT_SCORED, 2], np.float32)})
-    scores = WeightedScores(("a", "b"), (1.0, 0.5))(table)["scores"]
-    assert scores[2] == 4.0
-    assert unscored_rows(scores).tolist() == [0, 1]
+def test_a_sum_of_rewards_leaves_out_a_part_that_gave_none_and_a_sample_that_failed():
+    """As TRL's nansum over the functions; where all gave none there is no score, and where one failed its part is not known."""
+    columns = {"a": np.array([1, NOT_SCORED, 3, 5], np.float32), "b": np.array([NOT_SCORED, NOT_SCORED, 2, NOT_SCORED], np.float32)}
+    table = Table({**columns, "why": np.array(["", "", "", "sample 3 took longer than 1 s"])})
+    scores = WeightedScores(("a", "b"), (2.0, 0.5))(table)["scores"]
+    assert scores[[0, 2, 3]].tolist() == [2.0, 7.0, 10.0]
+    assert unscored_rows(scores).tolist() == [1]
+    assert unscored_rows(WeightedScores(("a", "b"), (2.0, 0.5), ("why",))(table)["scores"]).tolist() == [1, 3]
+
+
+def test_a_nan_that_a_part_computed_stays_one_in_a_sum():
+    table = Table({"a": np.array([np.nan], np.float32), "b": np.array([1], np.float32)})
+    scores = WeightedScores(("a", "b"), (1.0, 1.0))(table)["scores"]
+    assert np.isnan(scores).all()
+    assert not len(unscored_rows(scores))
+
+
+def test_the_mean_of_a_part_is_over_the_samples_that_it_scores():
+    own = {"scores_of_maths": np.array([1, NOT_SCORED, 3, NOT_SCORED, 5, NOT_SCORED], np.float32)}
+    none = {"scores_of_code": np.full(6, NOT_SCORED, np.float32)}
+    numbers = Statistics(parts=("scores_of_maths", "scores_of_code"))(table_of(SCORES).with_columns(own | none))
+    assert numbers["score_mean_of_maths"] == 3.0
+    assert "score_mean_of_code" not in numbers
+    assert not any(np.isnan(number) for number in numbers.values())
 
 
 def test_none_is_not_scored_and_nan_is_refused():

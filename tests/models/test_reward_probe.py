@@ -128,17 +128,17 @@ def test_agreement_of_two_rewards():
     assert probe_of([1.0]).agreement is None
 
 
-def test_a_sum_is_scored_where_all_parts_are():
+def test_a_sum_leaves_out_a_part_that_does_not_score_a_sample():
     late = SampleOutcome(failure="took too long", message="too long", seconds=1.0)
     parts = {
-        "a": (1.0, [SampleOutcome(score=1.0, seconds=0.5), SampleOutcome(score=2.0), late]),
-        "b": (0.5, [SampleOutcome(score=(1.0, 3.0), seconds=0.25), SampleOutcome(), SampleOutcome(score=1.0)]),
+        "a": (1.0, [SampleOutcome(score=1.0, seconds=0.5), SampleOutcome(score=2.0), late, SampleOutcome()]),
+        "b": (0.5, [SampleOutcome(score=(1.0, 3.0), seconds=0.25), SampleOutcome(), SampleOutcome(score=1.0), SampleOutcome()]),
     }
-    first, second, third = summed(parts)
+    first, second, third, fourth = summed(parts)
     assert (first.score, first.seconds) == (3.0, 0.75)
-    assert second.score is None
-    assert not second.failure
+    assert (second.score, second.failure) == (2.0, "")
     assert (third.failure, third.message) == ("took too long", "a: too long")
+    assert (fourth.score, fourth.failure) == (None, "")
 
 
 def test_a_sample_is_named_by_its_texts_beginning():

@@ -1,6 +1,7 @@
 """The algorithms of 2025 and 2026 against TRL's and verl's own numbers (tests/data/make_variant_oracles.py), and by hand."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,33 @@ class TestCovariance:
         numbers = t([0.1, 3.0, -1.0])
         assert Largest(share=1e-6).marked(numbers).tolist() == [False, True, False]
         assert Largest(share=1.0).marked(numbers).all()
+
+
+class TestWhatIsLeftOut:
+    """A token that a mask leaves out adds nothing, also where its own number is infinite."""
+
+    advantages = np.array([1.0, -1.0, 0.5])
+
+    def loss(self, loss, log_probs, **columns):
+        out = ModelOutput(log_probs=torch.tensor(log_probs, requires_grad=True), entropy=torch.ones(3))
+        columns |= {"advantages": self.advantages, "old_log_probs": np.full(3, -1.0), "response": np.zeros(3)}
+        rows = {name: Ragged.from_lengths(np.asarray(column, np.float32), [3]) for name, column in columns.items()}
+        per_token, _ = loss(out, TokenBatch(Table(rows), num_tokens=3, num_rows=1))
+        return per_token, torch.autograd.grad(per_token[:2].sum(), out.log_probs)[0]
+
+    @pytest.mark.parametrize("loss", [KLCovLoss(), ClipCovLoss()])
+    def test_of_the_covariance_losses(self, loss):
+        mask = {"covariance_mask": np.array([1.0, 0.0, float(isinstance(loss, ClipCovLoss))])}
+        per_token, grad = self.loss(loss, [-0.5, -1.5, -math.inf], **mask)
+        assert per_token.isfinite().all()
+        assert grad.isfinite().all()
+        assert per_token[2] == 0
+
+    def test_of_masked_rollout_weights(self):
+        loss = PolicyLoss(tis_cap=2.0, tis_bounds="mask", log_ratio_clamp="none", clip=1.0, clip_high=1e30)
+        per_token, _ = self.loss(loss, [-0.5, -1.5, 200.0], rollout_log_probs=np.array([-1.0, -1.0, -9.0]))
+        assert per_token[:2].isfinite().all()
+        assert per_token[2] == 0, "a ratio of e^201 is infinite in float32, and its weight is 0"
 
 
 class TestSteps:

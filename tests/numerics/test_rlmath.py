@@ -5,13 +5,15 @@ import math
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from expect import refuses
 
-from hfsdk.algorithms import rlmath
+from hfsdk.algorithms import ppo, rlmath
 from hfsdk.algorithms.ppo import KL_KINDS
 from hfsdk.core.errors import OptionError
+from hfsdk.core.table import Ragged, Table
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_ppo.json").read_text())
 
@@ -276,6 +278,37 @@ class TestWhitening:
         assert rlmath.whiten(t([])).tolist() == []
         assert rlmath.whiten(t([2.0, 2.0, 2.0])).tolist() == [0.0, 0.0, 0.0]
         assert math.isnan(rlmath.masked_mean(t([])).item())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("number", [1000.1, -0.1, 3.3e-5, 7.0, -12345.678])
+    @pytest.mark.parametrize("count", [2, 3, 999, 1000, 4097])
+    def test_equal_numbers_are_exactly_their_mean_in_any_precision(self, number, count, dtype):
+        """PPO computes in float32, and Adam makes a full step of the least rest."""
+        x = torch.full((count,), number, dtype=dtype)
+        assert rlmath.masked_mean(x) == x[0]
+        assert rlmath.masked_var(x) == rlmath.masked_var(x, unbiased=False) == 0
+        assert rlmath.whiten(x).abs().max() == 0
+        assert (rlmath.whiten(x, shift_mean=False) == x).all()
+        assert rlmath.explained_variance(x, x).isnan()
+
+    def test_equal_scores_of_a_whole_batch_teach_nothing(self):
+        lengths = np.arange(1, 60)
+        values = Ragged.from_lengths(np.zeros(lengths.sum(), np.float32), lengths)
+        table = Table({"scores": np.full(59, 1000.1), "values": values, "response": values})
+        advantages = ppo.Advantages(lam=1.0, kl_coef=0.0)(table)["advantages"].flat
+        assert np.abs(advantages).max() == 0
+
+    def test_a_mean_passes_gradients_to_all(self):
+        for x in (t([1.0, 2.0, 4.0]), torch.full((3,), 1000.1)):
+            x.requires_grad_()
+            torch.testing.assert_close(torch.autograd.grad(rlmath.masked_mean(x), x)[0], torch.full_like(x, 1 / 3))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_estimates_that_are_never_negative_are_not_in_float32_either(self, dtype):
+        normal = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+        log_r = torch.cat([normal * 10.0**k for k in range(-8, 2)])
+        for kind in ("k2", "k3", "k3+", "abs"):
+            assert rlmath.kl_estimate(-log_r, torch.zeros_like(log_r), kind).min() >= 0, kind
 
 
 class TestPolicyLoss:

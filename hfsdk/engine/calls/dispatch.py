@@ -23,7 +23,7 @@ from hfsdk.core.protocol import THREE_D
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Pick, Stored
 from hfsdk.core.table import Array
-from hfsdk.core.unscored import NONE_SCORED
+from hfsdk.core.unscored import NONE_SCORED, PART
 from hfsdk.engine.calls.messages import Submit
 
 MicroBatches = tuple[tuple[int, ...], ...]
@@ -151,7 +151,8 @@ def _plan_update(
     arguments = request.arguments
     assert isinstance(arguments, Learning)
     response = input_lengths(request.inputs, "response", stored)
-    scored = scored_rows_of(((ref, _info(ref, stored)) for ref in request.inputs.values()), request.num_rows)
+    judging = (ref for name, ref in request.inputs.items() if not name.startswith(PART))  # a part's None is not the sum's
+    scored = scored_rows_of(((ref, _info(ref, stored)) for ref in judging), request.num_rows)
     if scored == []:
         raise ColumnError(NONE_SCORED.format(request.num_rows))
     plan = plan_update(

@@ -5,11 +5,15 @@ Nothing here knows Ray; the runtime decides where it runs and kills it when it t
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import inspect
 import io
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -162,18 +166,43 @@ def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
 
 
 def call_reward(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> Any:
-    """Call a reward function with what it takes of what there is.
+    """Call a reward function with what it takes of what there is, and await an async one.
 
     Raises:
         RewardFunctionError: it raised; the context is what.
     """
     positional, keywords = arguments_of(function, given)
     try:
-        return function(*positional, **keywords)
+        returned = function(*positional, **keywords)
+        return awaited(returned) if inspect.isawaitable(returned) else returned
     except USER_ERRORS as error:  # whatever the user's function raises is reported at the user's line
         texts = isinstance(error, TypeError | IndexError) and str(error).startswith("string ind")
         hint = ". Prompts and completions are texts here, of conversations too: text, not text[-1]['content']" if texts else ""
         raise RewardFunctionError(f"{name} raised {error!r}{hint}", details=user_traceback(error)) from None
+
+
+@cache
+def _loop() -> tuple[asyncio.AbstractEventLoop, threading.Lock]:
+    """Return this process's event loop: always the same one, as the connections of a client that a function keeps belong to it."""
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop, threading.Lock()
+
+
+def awaited(asked: Awaitable[Any]) -> Any:
+    """Return what something awaitable gives."""
+
+    async def result() -> Any:
+        return await asked
+
+    loop, running = _loop()
+    with running:
+        task = loop.create_task(result())
+        try:
+            return loop.run_until_complete(task)
+        except BaseException:
+            task.cancel()  # an interrupt leaves it half done: it must not go on in the next call
+            raise
 
 
 def check_token_scores(scores: Any, name: str, lengths: Sequence[int]) -> list[list[float]]:
@@ -215,6 +244,8 @@ def check_scores(scores: Any, name: str, num_samples: int) -> list[float]:
         raise RewardFunctionError(f"{name} returned {len(scores)} scores for {num_samples} completions; return one per completion")
     checked = []
     for i, score in enumerate(scores):
+        if getattr(score, "shape", None) == () and callable(getattr(score, "item", None)):
+            score = score.item()  # a tensor of one number
         if score is None:
             checked.append(float(NOT_SCORED))
             continue
