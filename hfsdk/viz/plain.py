@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any
 
 from hfsdk.core.text import printable
@@ -26,9 +27,17 @@ def clean(text: str) -> str:
     return printable(text)
 
 
+def letters(text: str) -> int:
+    """Return how many letters' room a text takes: those of East Asia, pictographs and ``�`` are as wide as two."""
+    return sum(1 + (character >= "\u2e80") for character in text)
+
+
 def cut(text: str, most: int) -> str:
-    """Return a text of at most so many characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """Return a text that takes the room of at most so many letters."""
+    if letters(text) <= most:
+        return text
+    taken = accumulate(map(letters, text))
+    return "".join(character for character, room in zip(text, taken, strict=True) if room < most) + "…"
 
 
 def finite(value: Any) -> Any:

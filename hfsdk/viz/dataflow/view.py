@@ -23,7 +23,7 @@ from hfsdk.core.methods import METHODS, PUT
 from hfsdk.core.placement import is_shadow
 from hfsdk.viz.dataflow.layering import WIDTH, arrange
 from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_colors, seconds_text
-from hfsdk.viz.plain import plain
+from hfsdk.viz.plain import cut, letters, plain
 
 MOST_CALLS = 120
 """Of more calls in a step, only the last ones are drawn."""
@@ -176,7 +176,7 @@ def _box(call: Mapping[str, Any], row: int | None, colors: Mapping[str, str]) ->
     short = call["name"].replace("compute_", "")
     titles = ["your data"] if kind == "data" else [f"{call['name']} {function}".rstrip(), f"{short} {function}".rstrip(), short]
     room = int((WIDTH - 20) / 6.9)
-    title = next((t for t in titles if len(t) <= room), titles[-1][: room - 1] + "…")
+    title = next((t for t in titles if letters(t) <= room), cut(titles[-1], room))
     columns = call["writes"]
     known = [size for size in columns.values() if size is not None]
     size = bytes_text(sum(known)) if known else "not written yet"

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from hfsdk.core.methods import COMPUTE_VALUES, GENERATE
 from hfsdk.viz.frame import Picture, bytes_text, role_colors
 from hfsdk.viz.placement.cards import BoxView, DeviceView, GeometryView, NodeView, PlacementView, PoolSpanView, RoleView, ShardView
-from hfsdk.viz.plain import cut, finite
+from hfsdk.viz.plain import clean, cut, finite, letters
 
 WIDTH = 980
 """Nodes that do not fit beside each other go below."""
@@ -146,10 +146,9 @@ def _pool_spans(devices: list[DeviceView], geometry: GeometryView) -> list[PoolS
         else:
             spans.append({"pool": device["pool"], "text": "", "first": index, "num_devices": 1})
     for span in spans:
-        name = f"pool {span['pool']}" if span["pool"] != "none" else "no pool"
+        name = f"pool {clean(span['pool'])}" if span["pool"] != "none" else "no pool"
         room = int((span["num_devices"] * (geometry["column"] + geometry["gap"]) - geometry["gap"] - 4) / 5.4)
-        name = name if len(name) <= room else name.removeprefix("pool ")
-        span["text"] = name if len(name) <= room else f"{name[: room - 1]}…"
+        span["text"] = cut(name if letters(name) <= room else name.removeprefix("pool "), room)
     return spans
 
 

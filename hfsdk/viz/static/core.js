@@ -85,14 +85,26 @@ export const alpha = (hex, a) =>
     .padStart(2, "0");
 
 // as much of a label as fits: "actor.compute_values", "compute_values", "values", "val…", nothing
+// how many letters' room a text takes; those of East Asia, pictographs and the sign for what cannot be shown are as wide as two
+const cellsOf = (text) => [...text].reduce((sum, c) => sum + (c.codePointAt(0) >= 0x2e80 ? 2 : 1), 0);
+export function shorten(text, most) {
+  if (cellsOf(text) <= most) return text;
+  let kept = "",
+    room = most - 1;
+  for (const c of text) {
+    room -= cellsOf(c);
+    if (room < 0) break;
+    kept += c;
+  }
+  return kept + "…";
+}
 export function fitText(text, width) {
   const method = text.replace(/^.*[. ]/, ""),
     short = method.replace(/^(compute|export)_/, "");
-  for (const t of [text, method, short]) if (t.length * 5.7 + 8 <= width) return t;
+  for (const t of [text, method, short]) if (cellsOf(t) * 5.7 + 8 <= width) return t;
   const room = Math.floor((width - 8) / 5.7);
-  return room >= 4 ? short.slice(0, room - 1) + "…" : "";
+  return room >= 4 ? shorten(short, room) : "";
 }
-export const shorten = (text, most) => (text.length <= most ? text : text.slice(0, most - 1) + "…");
 export const stripes = (color) => `repeating-linear-gradient(45deg,${color} 0 1.6px,transparent 1.6px 4px)`;
 
 // predicted is hatched and outlined, measured is solid

@@ -1,15 +1,12 @@
 // Calls as boxes in their phases, columns as lines that end at a row of the reading box.
 // An opened line shows who read what from whom.
-import { alpha, coalesced, fmtBytes, fmtCount, frame, H, hatches, inkOn, keyboard, S, shade, swatch } from "./core.js";
+import { alpha, coalesced, fmtBytes, fmtCount, frame, H, hatches, inkOn, keyboard, S, shade, shorten, swatch } from "./core.js";
 
 const OUT = 17,
   PORT = 15,
   MAPPED = "#3b76c4",
   NETWORK = "#d64545";
-const cut = (text, width, letter) => {
-  const room = Math.floor(width / letter);
-  return text.length <= room ? text : text.slice(0, Math.max(1, room - 1)) + "…";
-};
+const cut = (text, width, letter) => shorten(text, Math.max(2, Math.floor(width / letter)));
 
 function render({ model, el }) {
   const f = frame(el, "dataflow", model);

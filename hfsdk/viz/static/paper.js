@@ -141,6 +141,14 @@ function textMark(text, x, y, style, anchor) {
     (anchor ? ` text-anchor="${anchor}"` : "");
   return `<text x="${rounded(String(x))}" y="${rounded(String(y))}" font-size="${style.size}"${extra} class="${cls}">${escaped(text)}</text>`;
 }
+function cutTo(word, room, style) {
+  let kept = "";
+  for (const c of word) {
+    if (kept && measure(kept + c + "…", style) > room) break;
+    kept += c;
+  }
+  return kept + "…";
+}
 // runs: [[text, style], ...]; words that do not fit go to the next line, words longer than a line are cut
 function lines(runs, room) {
   const out = [[]];
@@ -153,7 +161,7 @@ function lines(runs, room) {
         x = 0;
       }
       if (!x && !word.trim()) continue;
-      const fitting = width > room ? word.slice(0, Math.max(1, Math.floor((room / width) * word.length) - 1)) + "…" : word;
+      const fitting = width > room ? cutTo(word, room, style) : word;
       const last = out[out.length - 1],
         before = last[last.length - 1];
       if (before && before.style === style) before.text += fitting;

@@ -1,6 +1,6 @@
 // A weight transition step by step: boxes of every rank before and after.
 // Who sends what to whom, bytes per pair, the ladder of bytes.
-import { fmtBytes, fmtCount, frame, H, hatches, inkOn, isMissing, keyboard, S, shade, stripes, swatch } from "./core.js";
+import { fmtBytes, fmtCount, frame, H, hatches, inkOn, isMissing, keyboard, S, shade, shorten, stripes, swatch } from "./core.js";
 
 const PALETTE = ["#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e"],
   OWN = "#3b76c4",
@@ -127,8 +127,7 @@ function render({ model, el }) {
       x = box.x + box.width / 2 + 3,
       y = box.y + box.height - 5;
     if (across < 10.5 || along < 26) return;
-    const room = Math.floor((along - 5) / 5.3),
-      fits = text.length <= room ? text : text.slice(0, Math.max(1, room - 1)) + "…";
+    const fits = shorten(text, Math.max(2, Math.floor((along - 5) / 5.3)));
     S(
       "text",
       {
