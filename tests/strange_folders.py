@@ -27,13 +27,13 @@ from typing import Any
 
 import hfsdk as hf
 from hfsdk.assets import model_folder
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.assets.pretrained import load_config, load_tokenizer
 from hfsdk.core.errors import HfsdkError
 from hfsdk.core.lora import PEFT, AdapterSpec
 from hfsdk.core.tokenizer_files import TOKENIZER
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.engine.process.tasks import text_decoder
-from hfsdk.session.tokenizer import FolderTokenizer
 from tests.session.scripted import ScriptedRuntime
 
 HANGS_S = 120

@@ -14,9 +14,9 @@ from expect import refuses
 
 import hfsdk
 from hfsdk.assets import model_folder
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.assets.pretrained import load_tokenizer
 from hfsdk.core.errors import UnsupportedModelError
-from hfsdk.session.tokenizer import FolderTokenizer
 
 NAMED = {
     "config.json": {"AutoConfig": "own_code.Config", "AutoModelForCausalLM": "own_code.Model"},

@@ -15,12 +15,13 @@ import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.assets.pretrained import load_config, load_tokenizer
 from hfsdk.core import system, untrusted
+from hfsdk.core.chat_templates import apply_template
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.core.files import FileSum, check_files
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import parse_json, private_copy, read_file, read_json, regular_names
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles, weight_names
-from hfsdk.engine.weights.model_folders import Manifest, eos_token_ids
-from hfsdk.session.chat_templates import apply_template
+from hfsdk.engine.weights.model_folders import Manifest
 from tests.session.scripted import ScriptedRuntime
 from tests.strange_folders import INDEX, header_bytes, make_folder, tensors_bytes
 
@@ -246,7 +247,7 @@ def test_layers_without_end_are_refused_before_a_list_of_them_is_made(folder):
 def test_ids_that_end_a_text_are_whole_numbers(folder, ids):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
     with refuses(ModelNotFoundError, "generation_config.json", "eos_token_id"):
-        eos_token_ids(str(folder))
+        TurnEnds.of(folder)
 
 
 @each("saved", [[0, 0], [0, -1], [0, 1e39], ["0", 1], [1], 5, None, [None, 1], [0, 1, 2], [0, True], [10**400, 1]])
@@ -329,7 +330,7 @@ class Template:
         return self._template.render(messages=messages)
 
 
-CHAT = [{"role": "user", "content": "a film"}]
+CHAT = {"messages": [{"role": "user", "content": "a film"}]}
 
 
 @each(

@@ -1,17 +1,19 @@
 """The user's data as columns, and prompts out of them, in every form that people bring.
 
 A ``datasets.Dataset``, a DataFrame, a Series, a dict of columns, or a list: of texts, of token ids, of conversations
-(``{"role", "content"}`` messages, as TRL has them), or of dicts with these and other columns.
+(messages, in every shape that :mod:`hfsdk.core.conversations` reads), or of dicts with these and other columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from hfsdk.core.checks import is_whole, shown
+from hfsdk.core.conversations import OPTIONS, TOOLS, check_prompt, is_conversation, is_message, read_chat, read_messages
 from hfsdk.core.errors import ColumnError, OptionError
 
 MOST_ROWS = 10_000_000
@@ -23,11 +25,8 @@ NO_UTF_8 = (
 )
 """What is said of a text that no tokenizer takes."""
 
-PROMPT_COLUMNS = ("prompt", "text", "messages")
+PROMPT_COLUMNS = ("prompt", "text", "messages", "conversations")
 """Where prompts are looked for, where nobody says."""
-
-Message = Mapping[str, str]
-"""One turn of a conversation: ``{"role": "user", "content": "..."}``."""
 
 
 def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict[str, list[Any]]]:
@@ -59,7 +58,8 @@ def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict
             what = f"{type(prompt).__name__} ({shown(prompt)})"
             raise OptionError(f"prompt {row} of the data is {what}; prompts are texts, token ids or lists of messages")
         if is_conversation(prompt):
-            check_conversation(prompt, row)
+            what = f"prompt {row} of the data"
+            check_prompt(read_messages(prompt, what), what)
     return prompts, {name: list(values) for name, values in columns.items() if name != column}
 
 
@@ -97,7 +97,7 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
             "prompts come from a datasets.Dataset, a DataFrame, a Series, or a list of texts, token ids, conversations or dicts; "
             f"got {type(source).__name__}"
         )
-    if is_conversation(source):
+    if is_conversation(source) and all(map(is_message, source)):
         return {column: [source]}
     if source and all(isinstance(item, Mapping) for item in source):
         names = list(dict.fromkeys(name for item in source for name in item))
@@ -137,30 +137,42 @@ def _of_one_length(columns: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
     return columns
 
 
-def is_conversation(prompt: Any) -> TypeGuard[Sequence[Message]]:
-    """Return whether a prompt is a list of messages with a role and a content."""
-    listed = isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) > 0  # an array: parquet as pandas reads it
-    return listed and all(isinstance(turn, Mapping) and {"role", "content"} <= set(turn) for turn in prompt)
+def question_of(
+    prompt: Any, what: str, *, row: int = 0, columns: Mapping[str, Sequence[Any]] = {}, chat: bool = False,
+    system: str | None = None,
+) -> tuple[str, Any] | None:  # fmt: skip
+    """Return what a tokenizer is asked of a prompt, as (what, value); nothing of token ids.
 
-
-def check_conversation(turns: Sequence[Message], row: int) -> None:
-    """Check that a conversation can be answered.
+    Args:
+        prompt: a text, token ids, or a conversation.
+        what: names it in a refusal.
+        row: its place.
+        columns: the others of the data, among which are tools and options of the chat template.
+        chat: whether a text is put into the chat template, as the user's turn.
+        system: the system message of a conversation that has none.
 
     Raises:
-        OptionError: a message is no text, or the last one is the assistant's.
+        OptionError: a message is none.
     """
-    for turn in turns:
-        if not isinstance(turn["role"], str) or not isinstance(turn["content"], str):
-            raise OptionError(f"prompt {row} of the data has the message {shown(dict(turn))}; role and content are texts")
-    if turns[-1]["role"] == "assistant":
-        raise OptionError(f"prompt {row} of the data ends with the assistant's message; a prompt ends before it, leave it out")
+    tools, options = (columns[name][row] if name in columns else None for name in (TOOLS, OPTIONS))
+    if is_conversation(prompt):
+        found = read_chat(prompt, what, tools, options)
+    elif isinstance(prompt, str):
+        if not chat:
+            return "encode", prompt
+        found = read_chat([{"role": "user", "content": prompt}], what, tools, options)
+    else:
+        return None
+    if system is not None and found["messages"][0]["role"] != "system":
+        found["messages"].insert(0, {"role": "system", "content": system})
+    return "encode_chat", found
 
 
 def size_of(prompt: Any) -> int:
     """Return the bytes of a text or a conversation, or the number of token ids: at least as many as it has tokens."""
     if isinstance(prompt, str):
         return len(prompt.encode())
-    return sum(size_of(turn["content"]) for turn in prompt) if is_conversation(prompt) else len(prompt)
+    return sum(size_of(turn["content"] or "") for turn in read_messages(prompt, "")) if is_conversation(prompt) else len(prompt)
 
 
 def is_token_ids(prompt: Any) -> bool:
@@ -168,6 +180,15 @@ def is_token_ids(prompt: Any) -> bool:
     if not isinstance(prompt, (Sequence, np.ndarray)) or isinstance(prompt, str):
         return False
     return len(prompt) <= MOST_ROWS and all(is_whole(token) for token in prompt)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Name the row in what a tokenizer or a template has against it."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(f"{what}: {error}") from error
 
 
 def foresee(tokenizer: Any, asked: Iterable[tuple[str, Any]]) -> None:

@@ -20,6 +20,9 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 """What transformers reads of a folder to make its tokenizer."""
 
+SPECIAL_TOKENS, TEMPLATES = "special_tokens_map.json", ("chat_template.jinja", "chat_template.json")
+"""Where the texts of special tokens may stand, and chat templates besides tokenizer_config.json."""
+
 COMPANIONS = (*TOKENIZER_FILES, "generation_config.json")
 """What stands beside the weights in a folder that is written, as it is in the one they come from."""
 

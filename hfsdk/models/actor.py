@@ -16,7 +16,7 @@ from hfsdk.core.errors import ColumnError, LayoutError, OptionError, SimulatedVa
 from hfsdk.core.gap import Gap
 from hfsdk.core.methods import CENSUS, COMPUTE_LOG_PROBS, GENERATE, LAST_RESHARD
 from hfsdk.core.pending import ColumnRef
-from hfsdk.core.prompt_data import as_values, foresee, is_conversation, is_token_ids, left_out, read_source
+from hfsdk.core.prompt_data import as_values, foresee, is_token_ids, left_out, naming, question_of, read_source
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.rollout_sizes import context_tokens
 from hfsdk.core.snapshot import Snapshot
@@ -335,10 +335,11 @@ class ActorModel(TrainedHandle):
             raise type(error)(f"{self.name}.generate cannot take these prompts: {error}") from None
         if not rows:
             raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
-        if any(isinstance(row, str) or is_conversation(row) for row in rows):
-            chats = (("encode_chat", [dict(turn) for turn in row]) for row in rows if is_conversation(row))
-            foresee(self._client.need_tokenizer(), [*chats, *(("encode", row) for row in rows if isinstance(row, str) and row)])
-        ids = [self._token_ids(row, i) for i, row in enumerate(rows)]
+        whats = [f"{self.name}.generate: prompt {i}" for i in range(len(rows))]
+        asked = [question_of(row, whats[i], row=i, columns=extra) if len(row) else None for i, row in enumerate(rows)]
+        if any(asked):
+            foresee(self._client.need_tokenizer(), [one for one in asked if one])
+        ids = [self._token_ids(*of_row) for of_row in zip(rows, whats, asked, strict=True)]
         vocab = self._need_model(GENERATE.name).vocab_size
         for i, tokens in enumerate(ids):
             wrong = [t for t in tokens if not 0 <= t < vocab]
@@ -353,15 +354,13 @@ class ActorModel(TrainedHandle):
         lease = self._client.put(Table(columns))  # as they are: from_columns would make lists of numbers ragged
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, len(ids))
 
-    def _token_ids(self, prompt: Any, row: int) -> list[int]:
-        if isinstance(prompt, str):
-            return self._client.need_tokenizer().encode(prompt) if prompt else []
-        if is_conversation(prompt):
-            return self._client.need_tokenizer().encode_chat([dict(turn) for turn in prompt])
-        if is_token_ids(prompt):
+    def _token_ids(self, prompt: Any, what: str, asked: tuple[str, Any] | None) -> list[int]:
+        if asked is not None:
+            with naming(what):
+                return list(getattr(self._client.need_tokenizer(), asked[0])(asked[1]))
+        if isinstance(prompt, str) or is_token_ids(prompt):
             return [int(token) for token in prompt]
-        kinds = "prompts are texts, token ids or lists of messages"
-        raise OptionError(f"{self.name}.generate: prompt {row} is {shown(prompt)}; {kinds}")
+        raise OptionError(f"{what} is {shown(prompt)}; prompts are texts, token ids or lists of messages")
 
     def _check_prompts(self, batch: Batch, max_new_tokens: int) -> None:
         lengths = batch.known_lengths("prompt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hfsdk.core.conversations import Chat, Message
 from hfsdk.core.pending import Client, Lease
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class TextCodec(Protocol):
         """Return the token ids of a text."""
         ...
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
         """Return the token ids of a chat, ready for the assistant's turn."""
         ...
 

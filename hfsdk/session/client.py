@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, overload
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.arguments import Arguments
 from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import OptionError, SessionClosedError, SimulatedValueError
@@ -39,7 +40,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.session.events import Aside, EventRelay
 from hfsdk.session.fetched import Fetched
 from hfsdk.session.lines import user_line
-from hfsdk.session.tokenizer import FolderTokenizer, Tokenizer
+from hfsdk.session.tokenizer import Tokenizer
 
 SLICE_S = 0.1
 """Longest stretch of waiting without looking for an interrupt."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.asked_from import warn_user
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
@@ -14,7 +15,6 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.declare import Backend
-from hfsdk.session.tokenizer import FolderTokenizer
 
 STEPS = "steps"
 """The counter of the steps of ``train``; a step's number is the same in history, dashboard and trace."""

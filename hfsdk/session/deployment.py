@@ -16,10 +16,10 @@ from hfsdk.core.plan import Plan
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.tokenizer_files import TOKENIZER
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import has_file
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WeightFiles, weight_names
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
 from hfsdk.models.handle import set_role
@@ -320,7 +320,7 @@ def _check_folders(role: RoleSpec) -> None:
         ModelNotFoundError: a file is missing or damaged, or of another model.
     """
     assert role.model is not None
-    eos_token_ids(role.folder)
+    TurnEnds.of(role.folder)
     if role.kind in ("reward", "cost"):
         saved_normalisation(role)
     with WeightFiles(role.folder) as files:

@@ -3,24 +3,27 @@
 =================================  =====================================================================================
 what the data has                  what a batch has
 =================================  =====================================================================================
-``prompt``, ``completion``         a row per demonstration: prompt, response (the end-of-sequence token behind it)
+``prompt``, ``completion``         a row per demonstration: prompt, response
 ``text``                           the same; the text's first token is the prompt
 ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
-``chosen, rejected``               the same; the prompt is the text both begin with
-``messages``                       the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
+``chosen, rejected``               the same; the prompt is what both begin with
+``messages``, ``conversations``    the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
+``tools``                          beside conversations: what the chat template is told of functions
+``chat_template_kwargs``           beside conversations: options of the chat template, e.g. ``enable_thinking``
 ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
 any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
                                    writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
 =================================  =====================================================================================
 
-These are the formats of TRL's data sets; each text may be a conversation too, whose prompt goes into the chat template.
+These are the formats of TRL's data sets; each text may be a conversation too. What tokens they become, with which end, is
+:class:`hfsdk.core.texts.Texts`' to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -28,15 +31,32 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
+from hfsdk.core.conversations import (
+    ASSISTANT,
+    OPTIONS,
+    TOOLS,
+    Chat,
+    Message,
+    check_answer,
+    check_prompt,
+    is_conversation,
+    is_message,
+    read_chat,
+    read_messages,
+)
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import as_values, columns_of, foresee, is_conversation
+from hfsdk.core.prompt_data import as_values, columns_of, foresee, naming
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.texts import Encoded, Example, common_beginning, shared_beginning
 from hfsdk.session.streams import RowStream, text_of
 from hfsdk.session.tokenizer import Tokenizer
 
-Example = tuple[list[int], list[int]]
-"""Token ids of prompt and response."""
+CONVERSATIONS = ("messages", "conversations")
+"""Columns of whole conversations."""
+
+Side = str | list[int] | list[Message]
+"""A prompt or a response as it is given: a text, token ids, or messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +73,60 @@ class ExampleOptions:
         check_fields(self)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One example before it is tokens."""
+
+    what: str
+    """Names it in a refusal."""
+    prompt: str | list[int] | Chat | None
+    """``None``: a text that is learned from its first token on."""
+    response: str | list[int] | Message
+    cut_back: bool = False
+    """Whether nobody wrote the prompt, so that it may end before the token that its end and the response share."""
+
+    def question(self) -> tuple[str, Any] | None:
+        """Return what a tokenizer is asked, as (what, value); nothing of token ids."""
+        prompt = self.prompt
+        if isinstance(self.response, list):
+            return ("encode", prompt) if isinstance(prompt, str) else ("encode_chat", prompt) if isinstance(prompt, dict) else None
+        if prompt is None:
+            return ("encode_example", Example(prompt=None, response=self.response, begins=True)) if self.response else None
+        written = None if isinstance(prompt, list) else prompt
+        return "encode_example", Example(prompt=written, response=self.response, cut_back=self.cut_back)
+
+    def encoded(self, answer: Any) -> Encoded:
+        """Return the token ids of prompt and response, given the tokenizer's answer."""
+        if isinstance(self.response, list):
+            whole = self.prompt is None
+            start = self.response[:1] if whole else self.prompt if isinstance(self.prompt, list) else answer
+            return start, self.response[1:] if whole else self.response
+        start, response = answer if answer is not None else ([], [])
+        if self.prompt is None:
+            return response[:1], response[1:]
+        return self.prompt if isinstance(self.prompt, list) else start, response
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it goes into the chat template."""
+        return isinstance(self.prompt, dict)
+
+
 class _Examples(RowStream):
     def __init__(
-        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], columns: Mapping[str, Sequence[Any]],
-        options: ExampleOptions, context_tokens: int,
+        self, client: Client, tokenizer: Tokenizer | None, columns: Mapping[str, Sequence[Any]], options: ExampleOptions,
+        context_tokens: int,
     ) -> None:  # fmt: skip
-        self._client, self._tokenizer, self._eos = client, tokenizer, list(eos[:1])
+        self._client, self._tokenizer = client, tokenizer
         self.left_out = tuple(name for name in columns if self._taken(name, columns))
         self._data = {name: values for name, values in columns.items() if name not in self.left_out}
         self.options, self._context = options, context_tokens
         super().__init__(len(next(iter(columns.values()))), options.batch_size, options.seed, options.shuffle)
         if not self.num_rows:
             raise OptionError("the data has no rows; give at least one")
+        for row in range(self.num_rows):
+            self._asked(row)
+        self.has_chats = self._first_chat()
 
     @staticmethod
     def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
@@ -74,43 +136,75 @@ class _Examples(RowStream):
     def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
         return f"{type(self).__name__}|{self.options}", self._data
 
-    def _ids(self, value: Any, what: str) -> list[int]:
-        chat = is_conversation(value)
-        if not chat and not isinstance(value, str):
-            if isinstance(value, (list, tuple, np.ndarray)) and all(is_whole(token) for token in value):
-                return [int(token) for token in value]
-            raise OptionError(f"{what} is {shown(value)}; examples are texts, token ids or lists of messages")
-        if self._tokenizer is None:
-            raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
-        if chat and len(value) > 1 and value[-1]["role"] == "assistant":
-            raise OptionError(
-                f"{what} is {shown(value)}; a prompt ends before the assistant's message, and a response is that alone"
-            )
-        asked = self._asked(value)
-        return [] if asked is None else getattr(self._tokenizer, asked[0])(asked[1])
+    def _asked(self, row: int) -> list[Asked]:
+        """Return the examples of a row of the data.
 
-    def _foresee(self, rows: Sequence[int]) -> None:
-        """Say which texts of these rows will be encoded: a tokenizer elsewhere is then asked once."""
-        if self._tokenizer is not None:
-            texts = (value for row in rows for value, _ in self._texts(row))
-            foresee(self._tokenizer, (asked for value in texts if (asked := self._asked(value)) is not None))
-
-    @staticmethod
-    def _asked(value: Any) -> tuple[str, Any] | None:
-        """Return what the tokenizer is asked of a value; nothing of token ids and of an empty text."""
-        if not is_conversation(value):
-            return ("encode", value) if isinstance(value, str) and value else None
-        alone = len(value) == 1 and value[0]["role"] == "assistant"
-        return ("encode", value[0]["content"]) if alone else ("encode_chat", [dict(turn) for turn in value])
-
-    def _texts(self, row: int) -> list[tuple[Any, str]]:
-        """Return the texts of a row, or their token ids, each with its name."""
+        Raises:
+            OptionError: it has none; names the row, and says what to do.
+        """
         raise NotImplementedError
 
-    def _example(self, prompt: list[int], response: list[int], what: str) -> Example:
+    def _of(self, row: int, name: str) -> Any:
+        """Return what a column has in a row; ``None`` without such a column."""
+        return self._data[name][row] if name in self._data else None
+
+    def _one(self, prompt: Side, answer: Side, row: int, what: str, of: str) -> Asked:
+        """Put a prompt and an answer together, of which either may be a text, token ids, or messages.
+
+        Args:
+            prompt: as it was read.
+            answer: the same; messages may be the whole conversation.
+            row: of the data.
+            what: names the answer.
+            of: names what both are of.
+        """
+        if _is_messages(answer):
+            check_answer(answer[-1], what)
+            prompt = _before(prompt, answer, what)
+        response = answer[-1] if _is_messages(answer) else cast("str | list[int]", answer)
+        if not _is_messages(prompt):
+            return Asked(of, cast("str | list[int]", prompt), response)
+        check_prompt(prompt, f"the prompt of {of}")
+        return Asked(of, read_chat(prompt, f"the prompt of {of}", self._of(row, TOOLS), self._of(row, OPTIONS)), response)
+
+    def _encoded(self, rows: Sequence[int]) -> list[list[Encoded]]:
+        """Return the token ids of all examples of some rows."""
+        examples = [self._asked(row) for row in rows]
+        questions = [(one, one.question()) for of_row in examples for one in of_row]
+        if self._tokenizer is not None:
+            foresee(self._tokenizer, (question for _, question in questions if question is not None))
+        answers = iter([self._answered(one, question) for one, question in questions])
+        return [self._in_common(of_row, [next(answers) for _ in of_row]) for of_row in examples]
+
+    def _answered(self, one: Asked, question: tuple[str, Any] | None) -> Encoded:
+        if question is None:
+            return self._ended(one, *one.encoded(None))
+        if self._tokenizer is None:
+            raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
+        with naming(one.what):
+            return self._ended(one, *one.encoded(getattr(self._tokenizer, question[0])(question[1])))
+
+    def _ended(self, one: Asked, prompt: list[int], response: list[int]) -> Encoded:
+        """Put the end of a text behind token ids that have none; other responses have theirs."""
+        if self._tokenizer is None or not isinstance(one.response, list):
+            return prompt, response
+        ends = self._tokenizer.turn_ends(chats=False)
+        if ends.text is not None and set(response[-1:]).isdisjoint(ends.ids):
+            ends = self._tokenizer.turn_ends(chats=True)  # asks the template too, which is slow
+        closed = ends.text is None or not set(response[-1:]).isdisjoint(ends.ids)
+        return prompt, response if closed else [*response, cast("int", ends.text)]
+
+    @staticmethod
+    def _in_common(asked: Sequence[Asked], found: list[Encoded]) -> list[Encoded]:
+        """Give examples whose prompt was cut out of them the same one."""
+        if not asked[0].cut_back:
+            return found
+        same = min(common_beginning(found[0][0], prompt) for prompt, _ in found)
+        return [(prompt[:same], prompt[same:] + response) for prompt, response in found]
+
+    def _checked(self, prompt: list[int], response: list[int], what: str) -> Encoded:
         if not prompt:
             raise OptionError(f"{what} has an empty prompt; give it at least one token")
-        response = response + [token for token in self._eos if response[-1:] != [token]]
         limit = min(self.options.max_tokens or self._context, self._context)
         if len(prompt) + len(response) > limit:
             if self.options.max_tokens is None or len(prompt) >= limit:
@@ -121,11 +215,28 @@ class _Examples(RowStream):
             response = response[: limit - len(prompt)]
         return prompt, response
 
-    def _batch(self, examples: Sequence[Example], columns: dict[str, Any]) -> Batch:
+    def _batch(self, rows: Sequence[int], columns: dict[str, Any]) -> Batch:
+        names = [[one.what for one in self._asked(row)] for row in rows]
+        encoded = zip(names, self._encoded(rows), strict=True)
+        examples = [self._checked(*ids, what) for whats, found in encoded for what, ids in zip(whats, found, strict=True)]
         tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(SEQUENCES)}
         given = {**tokens, **columns}
         lease = self._client.put(Table(given))
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in given}, len(examples))
+
+    def _first_chat(self) -> bool:
+        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            OptionError: the template does not take it.
+        """
+        row = next((row for row in range(self.num_rows) if any(one.is_chat for one in self._asked(row))), None)
+        if row is not None and self._tokenizer is not None:
+            self._encoded([row])
+        return row is not None
 
     def __repr__(self) -> str:
         o = self.options
@@ -137,37 +248,41 @@ class Demonstrations(_Examples):
     """Texts to imitate (supervised fine-tuning), for ``actor.update(next(demonstrations), hf.CrossEntropy())``."""
 
     def __init__(
-        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], source: Any, options: ExampleOptions,
-        context_tokens: int,
-    ) -> None:  # fmt: skip
+        self, client: Client, tokenizer: Tokenizer | None, source: Any, options: ExampleOptions, context_tokens: int
+    ) -> None:
         columns = columns_of(source, "text")
-        if "messages" in columns and not {"text", "completion"} & set(columns):
-            columns = _last_message_apart(columns)
+        whole = next((name for name in CONVERSATIONS if name in columns), None)
+        if whole is not None and not {"text", "completion"} & set(columns):
+            columns = {
+                "text": columns[whole],
+                **{name: column for name, column in columns.items() if name not in (whole, "prompt")},
+            }
         if "text" not in columns and not {"prompt", "completion"} <= set(columns):
             raise ColumnError(
                 f"demonstrations have a column text, messages, or prompt and completion; the data has {', '.join(columns)}"
             )
-        super().__init__(client, tokenizer, eos, columns, options, context_tokens)
+        self._learned = ("prompt", "completion") if "completion" in columns else ("text",)
+        super().__init__(client, tokenizer, columns, options, context_tokens)
 
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
         rows = [self.row_at(p) for p in range(first, first + count)]
-        self._foresee(rows)
-        examples = [self._demonstration(row) for row in rows]
-        taken = ("prompt", "completion") if "completion" in self._data else ("text",)
-        extra = {n: as_values([v[row] for row in rows]) for n, v in self._data.items() if n not in taken}
-        return self._batch(examples, extra)
+        extra = {n: as_values([v[row] for row in rows]) for n, v in self._data.items() if n not in self._learned}
+        return self._batch(rows, extra)
 
-    def _demonstration(self, row: int) -> Example:
-        what = f"row {row} of the data"
-        ids = [self._ids(value, name) for value, name in self._texts(row)]
-        return self._example(ids[0], ids[1], what) if len(ids) == 2 else self._example(ids[0][:1], ids[0][1:], what)
-
-    def _texts(self, row: int) -> list[tuple[Any, str]]:
-        what = f"row {row} of the data"
-        if "completion" not in self._data:
-            return [(self._data["text"][row], what)]
-        return [(self._data[name][row], f"the {name} of {what}") for name in ("prompt", "completion")]
+    def _asked(self, row: int) -> list[Asked]:
+        of = f"row {row} of the data"
+        if self._learned != ("text",):
+            prompt, answer = (_side(self._data[name][row], f"the {name} of {of}") for name in self._learned)
+            return [self._one(prompt, answer, row, f"the completion of {of}", of)]
+        whole = _side(self._data["text"][row], of)
+        if not _is_messages(whole):
+            return [Asked(of, None, cast("str | list[int]", whole))]
+        if len(whole) < 2 or whole[-1]["role"] != ASSISTANT:
+            raise OptionError(
+                f"messages of {of} are {shown(whole)}; to learn from, they are at least two, the last the assistant's"
+            )
+        return [self._one(whole[:-1], whole, row, f"the last message of {of}", of)]
 
 
 class Pairs(_Examples):
@@ -178,9 +293,8 @@ class Pairs(_Examples):
     """
 
     def __init__(
-        self, client: Client, tokenizer: Tokenizer | None, eos: Sequence[int], source: Any, options: ExampleOptions,
-        context_tokens: int,
-    ) -> None:  # fmt: skip
+        self, client: Client, tokenizer: Tokenizer | None, source: Any, options: ExampleOptions, context_tokens: int
+    ) -> None:
         columns = columns_of(source, "chosen")
         missing = [name for name in ("chosen", "rejected") if name not in columns]
         if missing:
@@ -196,9 +310,7 @@ class Pairs(_Examples):
                     f"the data has the columns chosen_{name} and {name}, which would be one in a batch; rename or leave out one of "
                     "them"
                 )
-        super().__init__(client, tokenizer, eos, columns, options, context_tokens)
-        for row in range(self.num_rows):
-            self._prompt(row)
+        super().__init__(client, tokenizer, columns, options, context_tokens)
 
     @staticmethod
     def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
@@ -210,8 +322,6 @@ class Pairs(_Examples):
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` pairs from ``first`` on, two rows each; does not advance."""
         rows = [self.row_at(p) for p in range(first, first + count)]
-        self._foresee(rows)
-        examples = [example for row in rows for example in self._pair(row)]
         columns: dict[str, Any] = {
             "chosen": np.tile(np.array([1.0, 0.0], dtype=np.float32), count), "group": np.repeat(np.arange(count), 2),
         }  # fmt: skip
@@ -221,73 +331,102 @@ class Pairs(_Examples):
             columns[name] = as_values([side[row] for row in rows for side in both])
         shared = [n for n in self._data if n not in ("prompt", "chosen", "rejected") and not n.startswith(("chosen_", "rejected_"))]
         columns |= {name: as_values([self._data[name][row] for row in rows for _ in range(2)]) for name in shared}
-        return self._batch(examples, columns)
+        return self._batch(rows, columns)
 
-    def _prompt(self, row: int) -> Any:
-        """Return what both responses of a pair answer.
+    def _asked(self, row: int) -> list[Asked]:
+        of = f"pair {row}"
+        names = [f"the {side} response of {of}" for side in ("chosen", "rejected")]
+        sides = [_side(self._data[side][row], what) for side, what in zip(("chosen", "rejected"), names, strict=True)]
+        prompt = self._prompt(row, of)
+        if prompt is not None and not (isinstance(prompt, str) and all(_is_messages(side) and len(side) > 1 for side in sides)):
+            return [self._one(prompt, side, row, what, of) for side, what in zip(sides, names, strict=True)]
+        if all(_is_messages(side) for side in sides):
+            for side, what in zip(sides, names, strict=True):
+                check_answer(cast("Message", side[-1]), what)
+            if sides[0][:-1] != sides[1][:-1] or not sides[0][:-1]:
+                raise OptionError(self._no_prompt(of, [side[:-1] for side in sides] if sides[0][:-1] else sides))
+            return [
+                self._one(cast("list[Message]", side[:-1]), side, row, what, of) for side, what in zip(sides, names, strict=True)
+            ]
+        if type(sides[0]) is not type(sides[1]) or any(map(_is_messages, sides)):
+            raise OptionError(
+                f"{of} has responses of two kinds, {_brief(sides[0])} and {_brief(sides[1])}; give both as texts, or both as "
+                "messages"
+            )
+        common = shared_beginning(*sides)
+        if not common:
+            raise OptionError(self._no_prompt(of, sides))
+        rest = [cast("str | list[int]", side[len(common) :]) for side in sides]
+        return [Asked(of, common, one, cut_back=isinstance(common, str)) for one in rest]
+
+    def _prompt(self, row: int, of: str) -> Side | None:
+        """Return the prompt that the data has for a pair; ``None`` where both responses begin with it.
 
         Raises:
-            OptionError: they answer different prompts, or none can be told.
+            OptionError: they answer different ones.
         """
         if "prompt" in self._data:
-            return self._data["prompt"][row]
-        sides = [self._data[f"{side}{'_prompt' if 'chosen_prompt' in self._data else ''}"][row] for side in ("chosen", "rejected")]
-        if "chosen_prompt" in self._data:
-            sides = [side.tolist() if isinstance(side, np.ndarray) else side for side in sides]
-            if sides[0] != sides[1]:
-                raise OptionError(
-                    f"pair {row} has different prompts: {_brief(sides[0])} and {_brief(sides[1])}. Two responses can be compared "
-                    "where they answer the same one."
-                )
-            return sides[0]
-        for side, text in zip(("chosen", "rejected"), sides, strict=True):
-            if not isinstance(text, (str, list, tuple, np.ndarray)):
-                raise OptionError(f"the {side} response of pair {row} is {shown(text)}; examples are texts or token ids")
-        common = _common_start(*sides)
-        if not len(common):
+            return _side(self._data["prompt"][row], f"the prompt of {of}")
+        if "chosen_prompt" not in self._data:
+            return None
+        both = [
+            _side(self._data[f"{side}_prompt"][row], f"the prompt of the {side} response of {of}")
+            for side in ("chosen", "rejected")
+        ]
+        if both[0] != both[1]:
             raise OptionError(
-                f"pair {row} has no prompt: its texts begin with {_brief(sides[0])} and {_brief(sides[1])}. Give a column "
-                "prompt, or texts that begin with the same one."
+                f"{of} has different prompts: {_brief(both[0])} and {_brief(both[1])}. Two responses can be compared where they "
+                "answer the same one."
             )
-        return common
+        return both[0]
 
-    def _pair(self, row: int) -> list[Example]:
-        (prompt, what), *sides = self._texts(row)
-        ids = self._ids(prompt, what)
-        return [self._example(ids, self._ids(text, what), what) for text, what in sides]
-
-    def _texts(self, row: int) -> list[tuple[Any, str]]:
-        prompt = self._prompt(row)
-        after = len(prompt) if "prompt" not in self._data and "chosen_prompt" not in self._data else None
-        sides = [(self._data[side][row], f"the {side} response of pair {row}") for side in ("chosen", "rejected")]
-        return [(prompt, f"the prompt of pair {row}"), *((text[after:] if after else text, what) for text, what in sides)]
+    @staticmethod
+    def _no_prompt(of: str, sides: Sequence[Any]) -> str:
+        return (
+            f"{of} has no prompt: its texts begin with {_brief(sides[0])} and {_brief(sides[1])}. Give a column prompt, or texts "
+            "that begin with the same one."
+        )
 
 
-def _last_message_apart(columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the column ``messages`` as ``prompt`` and ``completion``.
+def _side(value: Any, what: str) -> Side:
+    """Return a text, token ids or messages as they are read.
 
     Raises:
-        OptionError: a row is no conversation that ends with the assistant's message.
+        OptionError: it is something else.
     """
-    for row, messages in enumerate(columns["messages"]):
-        if not is_conversation(messages) or len(messages) < 2 or messages[-1]["role"] != "assistant":
-            raise OptionError(
-                f"messages of row {row} of the data are {shown(messages)}; to learn from, they are at least two, the last the "
-                "assistant's"
-            )
-    others = {name: values for name, values in columns.items() if name not in ("messages", "prompt")}
-    return {
-        "prompt": [messages[:-1] for messages in columns["messages"]],
-        "completion": [messages[-1:] for messages in columns["messages"]], **others,
-    }  # fmt: skip
+    if isinstance(value, Mapping) and is_message(value):
+        value = [value]
+    if is_conversation(value):
+        return read_messages(value, what)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)) and all(is_whole(token) for token in value):
+        return [int(token) for token in value]
+    raise OptionError(f"{what} is {shown(value)}; examples are texts or token ids, or lists of messages")
 
 
-def _common_start(one: Any, other: Any) -> Any:
-    """Return what two texts (whole words of them) or two lists of token ids begin with."""
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    if isinstance(one, str) and same < max(len(one), len(other)):
-        same = one.rfind(" ", 0, same) + 1
-    return one[:same]
+def _is_messages(side: Any) -> TypeGuard[list[Message]]:
+    return isinstance(side, list) and len(side) > 0 and isinstance(side[0], dict)
+
+
+def _before(prompt: Side, answer: list[Message], what: str) -> list[Message]:
+    """Return what an answer in messages answers: its prompt, or what the conversation has before it.
+
+    Raises:
+        OptionError: both say something else, or neither says anything.
+    """
+    earlier = answer[:-1]
+    if _is_messages(prompt) and earlier and earlier != prompt:
+        raise OptionError(
+            f"{what} has {len(answer)} messages beside a prompt; one answer is learned. Put the earlier ones into the prompt, or "
+            "leave the column prompt out where they begin with it"
+        )
+    if not _is_messages(prompt) and not earlier:
+        raise OptionError(
+            f"{what} is a message, and its prompt is {_brief(prompt)}; give both as messages, "
+            "[{'role': 'user', 'content': ...}], or both as texts"
+        )
+    return earlier or cast("list[Message]", prompt)
 
 
 def _brief(value: Any) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
+from hfsdk.core.conversations import Chat, Message
+from hfsdk.core.errors import HfsdkError
+from hfsdk.core.texts import Encoded, Example, as_chat
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.session.context import Context
-from hfsdk.session.tokenizer import FolderTokenizer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,16 +74,24 @@ class FarTokenizer(FolderTokenizer):
             part = new[first : first + self.AT_ONCE]
             if len(self._known) + len(part) > self.MOST_KNOWN:
                 self._known.clear()
-            answers = self._ask(str(self.folder), "several", [one for _, one in part])
+            try:
+                answers = self._ask(str(self.folder), "several", [one for _, one in part])
+            except HfsdkError:  # one of them has none: whoever asks for that one is told, by its row
+                continue
             self._known |= {key: answer for (key, _), answer in zip(part, answers, strict=True)}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
         return list(self._texts("encode", text))
 
-    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+    def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
         """Return the token ids of a chat in the model's template, ready for the assistant's turn."""
-        return list(self._texts("encode_chat", [dict(message) for message in messages]))
+        return list(self._texts("encode_chat", as_chat(chat)))
+
+    def encode_example(self, example: Example) -> Encoded:
+        """Return the token ids of a prompt and of what goes on with it."""
+        start, response = self._texts("encode_example", example)
+        return list(start), list(response)
 
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
         """Return the text of token ids; without ``special`` the special tokens are left out."""
@@ -92,23 +105,27 @@ class FarTokenizer(FolderTokenizer):
         """Return the bytes of each token."""
         return list(self._texts("token_bytes", [int(token) for token in token_ids]))
 
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text."""
-        return tuple(self._texts("eos", None))
+    def turn_ends(self, *, chats: bool) -> TurnEnds:
+        """Return which tokens end a turn."""
+        ids, text, notes = self._texts("turn_ends", chats)
+        return TurnEnds(tuple(ids), text, tuple(notes))
+
+    def notes(self) -> list[str]:
+        """Return what was chosen so far where the model's files leave a choice."""
+        return list(self._ask(str(self.folder), "notes", None))
 
 
 def text_of(folder: str, what: str, value: Any, tokenizer: Callable[[str], FolderTokenizer]) -> Any:
     """Answer a :class:`FarTokenizer`, near the folder."""
     if what == "several":
         return [text_of(folder, asked, one, tokenizer) for asked, one in value]
-    if what == "eos":
-        from hfsdk.engine.weights.model_folders import eos_token_ids
-
-        return list(eos_token_ids(folder))
     known = tokenizer(folder)
     answers: dict[str, Callable[[], Any]] = {
         "encode": lambda: known.encode(value),
         "encode_chat": lambda: known.encode_chat(value),
+        "encode_example": lambda: known.encode_example(value),
+        "turn_ends": lambda: astuple(known.turn_ends(chats=value)),
+        "notes": known.notes,
         "decode": lambda: known.decode(value),
         "decode_plain": lambda: known.decode(value, special=False),
         "pieces": lambda: known.pieces(value),

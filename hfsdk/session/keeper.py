@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.call_events import Listener
 from hfsdk.core.errors import HfsdkError, OptionError, SessionClosedError
 from hfsdk.engine.calls import messages as m
@@ -48,7 +49,6 @@ from hfsdk.session.shared_state import (
 )
 from hfsdk.session.start import Started, start_kept
 from hfsdk.session.streams import streams_of
-from hfsdk.session.tokenizer import FolderTokenizer
 from hfsdk.session.training import carry_out
 from hfsdk.session.travel import pack, unpack
 from hfsdk.session.wanted_run import WantedRun

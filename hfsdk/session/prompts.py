@@ -17,9 +17,10 @@ import numpy as np
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Within, check_fields, is_whole, shown
 from hfsdk.core.columns import COLUMNS
+from hfsdk.core.conversations import is_conversation
 from hfsdk.core.errors import OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import NO_UTF_8, Message, as_values, foresee, is_conversation, read_source, size_of
+from hfsdk.core.prompt_data import NO_UTF_8, as_values, foresee, naming, question_of, read_source, size_of
 from hfsdk.core.table import Ragged, Table
 from hfsdk.session.streams import RowStream
 from hfsdk.session.tokenizer import Tokenizer
@@ -58,6 +59,7 @@ class PromptStream(RowStream):
     Attributes:
         position: number of the batch that ``next`` gives.
         left_out: columns of the data that are not passed on, because hfsdk writes columns of these names.
+        has_chats: whether there are conversations among the prompts.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class PromptStream(RowStream):
         super().__init__(len(prompts), options.batch_size, options.seed, options.shuffle)
         self._ids: dict[int, list[int]] = {}
         self._check_rows()
+        self.has_chats = self._first_chat()
 
     # -- batches
 
@@ -114,26 +117,27 @@ class PromptStream(RowStream):
     def _foresee(self, rows: Sequence[int]) -> None:
         """Say which prompts will be encoded: a tokenizer elsewhere is then asked once."""
         if self._tokenizer is not None:
-            foresee(self._tokenizer, (asked for row in rows if (asked := self._asked(self._prompts[row])) is not None))
+            foresee(self._tokenizer, (asked for row in rows if (asked := self._asked(row)) is not None))
 
-    def _asked(self, prompt: Any) -> tuple[str, Any] | None:
-        turns = self._turns(prompt)
-        return ("encode_chat", [dict(turn) for turn in turns]) if turns else ("encode", prompt) if isinstance(prompt, str) else None
+    def _asked(self, row: int) -> tuple[str, Any] | None:
+        return question_of(
+            self._prompts[row], f"prompt {row} of the data", row=row, columns=self._extra, chat=self.options.chat,
+            system=self.options.system,
+        )  # fmt: skip
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
-        turns = self._turns(prompt)
-        if not turns and not isinstance(prompt, str):
+        asked = self._asked(row)
+        if asked is None:
             wrong = [t for t in prompt if not is_whole(t)]
             if wrong:
                 raise OptionError(f"prompt {row} of the data has {shown(wrong[0])} among its token ids; they are whole numbers")
             ids = [int(t) for t in prompt]
         elif self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
-        elif turns:
-            ids = self._tokenizer.encode_chat(turns)
         else:
-            ids = self._tokenizer.encode(prompt)
+            with naming(f"prompt {row} of the data"):
+                ids = getattr(self._tokenizer, asked[0])(asked[1])
         if not ids:
             raise OptionError(f"prompt {row} of the data is empty; leave such rows out")
         if options.max_prompt_tokens is not None:
@@ -145,16 +149,23 @@ class PromptStream(RowStream):
             )
         return ids
 
-    def _turns(self, prompt: Any) -> list[Message]:
-        """Return the messages of a prompt that goes into the chat template; none of one that does not."""
-        if is_conversation(prompt):
-            turns = list(prompt)
-        elif isinstance(prompt, str) and self.options.chat:
-            turns = [{"role": "user", "content": prompt}]
-        else:
-            return []
-        own = self.options.system is None or turns[0]["role"] == "system"
-        return turns if own else [{"role": "system", "content": str(self.options.system)}, *turns]
+    def _is_chat(self, row: int) -> bool:
+        prompt = self._prompts[row]
+        return is_conversation(prompt) or (isinstance(prompt, str) and self.options.chat)
+
+    def _first_chat(self) -> bool:
+        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            OptionError: the template does not take it.
+        """
+        row = next((row for row in range(len(self._prompts)) if self._is_chat(row)), None)
+        if row is not None and self._tokenizer is not None:
+            self._encode(row)
+        return row is not None
 
     def _check_rows(self) -> None:
         """Find empty prompts, and encode those that could be too long: a token is at least one byte."""
@@ -164,7 +175,7 @@ class PromptStream(RowStream):
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
-            limit = self._context - (CHAT_OVERHEAD_BYTES if self._turns(prompt) else 2)
+            limit = self._context - (CHAT_OVERHEAD_BYTES if self._is_chat(row) else 2)
             try:
                 size = size_of(prompt)
             except UnicodeEncodeError as error:

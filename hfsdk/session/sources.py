@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Count, Within, checked
 from hfsdk.core.prompt_data import columns_of, left_out, prompt_column
-from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.models import ActorModel
 from hfsdk.session.context import Context
 from hfsdk.session.examples import Demonstrations, ExampleOptions, Pairs
-from hfsdk.session.far import FarTokenizer
 from hfsdk.session.prompts import PromptOptions, PromptStream
 from hfsdk.session.role_book import RoleBook
 from hfsdk.session.streams import RowStream, StreamPlaces
@@ -33,6 +31,7 @@ class Sources:
 
     def __init__(self, context: Context, book: RoleBook, places: StreamPlaces) -> None:
         self._context, self._client, self._book, self._places = context, context.client, book, places
+        self._told: set[tuple[str, str]] = set()
 
     @checked
     def prompts(
@@ -80,7 +79,7 @@ class Sources:
         actors = [h for h in self._book if isinstance(h, ActorModel)]
         context = actors[0].context_tokens if actors else UNLIMITED_TOKENS
         stream = PromptStream(self._client, self._client.tokenizer, columns, chosen, context)
-        self._tell_left_out(stream.left_out)
+        self._tell(stream)
         return stream
 
     def stream_of(self, source: Any, *, pairs: bool = False) -> RowStream:
@@ -123,7 +122,7 @@ class Sources:
 
         Args:
             source: as in :meth:`prompts`, with a column ``text``, ``messages`` (the last one, the assistant's, is learned), or
-                ``prompt`` and ``completion``; or a list of texts. The model's end-of-sequence token is put behind each.
+                ``prompt`` and ``completion``; or a list of texts. Each ends with a token of the model's that ends a turn.
             batch_size: examples per batch; 32 where it is not given.
             seed: of the order; by default the session's.
             max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
@@ -131,7 +130,8 @@ class Sources:
 
         Raises:
             ColumnError: the data has neither.
-            OptionError: an example is empty or too long (names its row), or an option is out of range.
+            OptionError: an example is empty or too long (names its row), the chat template does not take or would leave out
+                something of it, or an option is out of range.
         """
         return self._examples(Demonstrations, source, batch_size, seed, max_tokens, shuffle)
 
@@ -169,17 +169,23 @@ class Sources:
         )
         models = [h for h in self._book.models if h.spec is not None]
         context = min((h.spec.max_positions for h in models if h.spec), default=UNLIMITED_TOKENS)
-        folder = self._client.tokenizer_folder
-        known = self._client.tokenizer
-        eos = known.eos_token_ids() if isinstance(known, FarTokenizer) else eos_token_ids(folder) if folder else ()
-        stream = cls(self._client, self._client.tokenizer, eos, source, options, context)
-        self._tell_left_out(stream.left_out)
+        stream = cls(self._client, self._client.tokenizer, source, options, context)
+        self._tell(stream)
         self._places.add(stream)
         return stream
 
-    def _tell_left_out(self, names: Sequence[str]) -> None:
-        if names:
-            self._context.notice(left_out(names))
+    def _tell(self, stream: PromptStream | Demonstrations | Pairs) -> None:
+        """Say what is left out of the data, and once what was chosen where the model's files and its template leave a choice."""
+        if stream.left_out:
+            self._context.notice(left_out(stream.left_out))
+        tokenizer = self._client.tokenizer
+        if tokenizer is None or not (stream.has_chats or isinstance(stream, (Demonstrations, Pairs))):
+            return
+        model = Path(self._client.tokenizer_folder).name
+        for note in tokenizer.notes() if stream.has_chats else tokenizer.turn_ends(chats=False).notes:
+            if (model, note) not in self._told:
+                self._told.add((model, note))
+                self._context.notice(f"{model}: {note}")
 
     @checked
     def batch(self, /, **columns: Any) -> Batch:

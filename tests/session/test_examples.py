@@ -11,6 +11,7 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Table
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.session.session_parts import parts_of
 from tests.session.scripted import ScriptedRuntime
 
@@ -54,9 +55,7 @@ class TestPairs:
         assert batch["sign"].tolist() == [-1, 1, -1, 1, 1, 1]
 
     def test_responses_end_with_the_models_own_token_once(self, session, actor):
-        from hfsdk.engine.weights.model_folders import eos_token_ids
-
-        (eos,) = eos_token_ids(parts_of(session).client.tokenizer_folder)
+        (eos,) = TurnEnds.of(parts_of(session).client.tokenizer_folder).ids
         ids = {"prompt": [[1, 2]], "chosen": [[3, 4, eos]], "rejected": [[5]]}
         batch = session.pairs(ids, batch_size=1)[0]
         assert [list(row) for row in batch["response"]] == [[3, 4, eos], [5, eos]]
@@ -329,7 +328,7 @@ def test_pairs_of_conversations(session, actor, source):
     "source, named",
     [
         ({"messages": [ASKED]}, ["messages of row 0", "the last the assistant's"]),
-        ({"prompt": [ASKED + TOLD], "completion": [TOLD]}, ["the prompt of row 0", "ends before the assistant's"]),
+        ({"prompt": [ASKED + TOLD], "completion": [TOLD]}, ["the prompt of row 0", "ends with the assistant's message"]),
     ],
 )
 def test_conversations_that_cannot_be_learned_from(session, actor, source, named):

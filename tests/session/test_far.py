@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.session.far import FarTokenizer, text_of
 from hfsdk.session.session_parts import parts_of
-from hfsdk.session.tokenizer import FolderTokenizer
 
 TEXTS = [f"review number {i}" for i in range(12)]
 
@@ -42,7 +42,7 @@ def test_texts_that_are_long_are_looked_at_with_one_message(session, asked):
 def test_examples_are_one_message(session, asked):
     columns = {"prompt": TEXTS, "completion": [f" is good {i}" for i in range(12)]}
     batch = session.demonstrations(columns, batch_size=6)[0]
-    assert [what for what, _ in asked] == ["eos", "several"]
+    assert [what for what, _ in asked] == ["turn_ends", "several"]
     assert batch.text("prompt")[0] in TEXTS
     del asked[:]
     session.pairs({"chosen": [f"{i}: good" for i in range(4)], "rejected": [f"{i}: bad" for i in range(4)]}, batch_size=4)[0]

@@ -15,10 +15,11 @@ from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import rlmath
+from hfsdk.assets.folder_tokenizer import byte_alphabet
 from hfsdk.core.batch import Batch
 from hfsdk.core.table import Ragged
 from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
-from hfsdk.session.tokenizer import StandInTokenizer, byte_alphabet
+from hfsdk.session.tokenizer import StandInTokenizer
 from hfsdk.viz import hooks
 from hfsdk.viz.tokens import tokenmath
 from hfsdk.viz.tokens.fields import clipped_tokens, field_values

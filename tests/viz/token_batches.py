@@ -10,10 +10,10 @@ import torch
 
 import hfsdk
 from hfsdk.algorithms import rlmath
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.batch import Batch
 from hfsdk.core.pending import ColumnInfo, Lease
 from hfsdk.core.table import Ragged, Table, take
-from hfsdk.session.tokenizer import FolderTokenizer
 
 TOKENIZER = FolderTokenizer(Path(hfsdk.__file__).parent / "assets" / "tiny")
 EOS = 258

@@ -30,12 +30,12 @@ from hfsdk.core.rollout_sizes import (
     context_tokens,
 )
 from hfsdk.core.spec import ModelSpec
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import private_copy, where
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.process import gpus, plain_objects, startup
-from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.resharding.boxes import vllm_boxes
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -193,7 +193,7 @@ def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterato
             raise ModelNotFoundError(f"{folder}/config.json is not what it was when the role was declared. Declare the role again.")
         return {**only_read(config), **({"eos_token_id": list(ends)} if ends else {})}
 
-    ends = eos_token_ids(folder)
+    ends = TurnEnds.of(folder).ids
     with private_copy(folder, ["config.json"], change={"config.json": of_the_role}) as copy, ExitStack() as opened:
         if with_weights:
             files = opened.enter_context(WeightFiles(folder))

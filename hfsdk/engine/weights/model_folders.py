@@ -1,7 +1,5 @@
 """A model's folder on nodes that lack it: what belongs to it, whether a node has the same, and taking in what is sent.
 
-And what is read of a folder besides weights: its end-of-sequence tokens.
-
 ::
 
     user's machine                          a node
@@ -20,20 +18,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hfsdk.assets.cache import home
-from hfsdk.core.checks import is_whole, shown
-from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.untrusted import has_file, open_file, read_json, regular_names
+from hfsdk.core.untrusted import open_file, regular_names
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 """What the engines and the tokenizer read of a model's folder."""
 
 PIECE_BYTES = 32 * 2**20
-
-MOST_ENDS = 1000
-"""End-of-sequence tokens of a model."""
 
 NUM_SAMPLES, SAMPLE_BYTES = 64, 64 * 2**10
 """A larger file is told from others of its size by so many samples, evenly spread from its beginning to its end."""
@@ -142,22 +134,3 @@ class Receiver:
                     raise
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def eos_token_ids(folder: str) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of ``generation_config.json``, else of ``config.json``.
-
-    Raises:
-        ModelNotFoundError: one of them is damaged.
-    """
-    for name in ("generation_config.json", "config.json"):
-        ids: Any = read_json(folder, name).get("eos_token_id") if has_file(folder, name) else None
-        if ids is None:
-            continue
-        found = ids if isinstance(ids, list) else [ids]
-        if len(found) > MOST_ENDS or not all(is_whole(one) and 0 <= one < 2**31 for one in found):
-            raise ModelNotFoundError(
-                f"{folder}/{name} is damaged: it has eos_token_id={shown(ids)}, and a token id is a whole number from 0. Mend it."
-            )
-        return tuple(found)
-    return ()

@@ -1,4 +1,4 @@
 """The worker of one device: it hosts the roles placed there and runs their calls in order.
 
-May import: core, resharding, engine.calls, engine.process, engine.weights, engine.training, engine.generation.
+May import: core, assets, resharding, engine.calls, engine.process, engine.weights, engine.training, engine.generation.
 """

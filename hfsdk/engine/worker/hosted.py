@@ -6,12 +6,13 @@ import gc
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
+from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.arguments import (
     BASE_ALONE,
     OWN,
@@ -28,12 +29,13 @@ from hfsdk.core.arguments import (
     ToShadow,
 )
 from hfsdk.core.builtin import Method
-from hfsdk.core.errors import CallError, NonFiniteLossError
+from hfsdk.core.errors import CallError, HfsdkError, NonFiniteLossError
 from hfsdk.core.lora import BESIDE, SLOTS
 from hfsdk.core.methods import METHODS, method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Column, Table
+from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.generation.rollout import Rollout
 from hfsdk.engine.process.safepoint import SafePoint
@@ -41,7 +43,6 @@ from hfsdk.engine.training.kept_tokens import KeptTokens
 from hfsdk.engine.training.loss_io import sampled_at
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
-from hfsdk.engine.weights.model_folders import eos_token_ids
 from hfsdk.engine.worker import rescored, user_code
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.non_finite import why_refused
@@ -90,7 +91,6 @@ class HostedRole:
         self.transition = Transition(spec, worker, self.groups, self._trainer, self.rollout)
         self.shadow = ShadowWeights(spec, worker, self.groups, self._trainer, self.rollout)
         self._states = RoleStates(spec, worker, self.groups, self._trainer, self.transition) if self._trainer is not None else None
-        self._eos = eos_token_ids(spec.folder)
         if spec.restore:
             try:
                 self.states.load(Folder(folder=spec.restore))
@@ -156,7 +156,7 @@ class HostedRole:
         seeds = np.array([sample_seed(asked.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
         slot, version = self._adapter(asked.adapter, safe)
         columns = self.rollout.generate(
-            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._eos, safe, self.rollout_group, table.row_ids,
+            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._ends, safe, self.rollout_group, table.row_ids,
             adapter=slot,
         )  # fmt: skip
         extra: dict[str, Column] = {
@@ -165,6 +165,14 @@ class HostedRole:
             "group": np.asarray(table.row_ids // asked.copies),
         }
         return {**columns, **extra}, None
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens that end a response: those that learned texts end with too."""
+        try:
+            return FolderTokenizer(self.spec.folder).turn_ends(chats=True).ids
+        except (HfsdkError, ImportError):  # without a tokenizer, or with one that cannot be read: prompts are token ids
+            return TurnEnds.of(self.spec.folder).ids
 
     def _adapter(self, asked: int, safe: SafePoint) -> tuple[int | None, int]:
         """Return the rollout's slot with the adapters that are asked for, and the optimizer steps that they have seen."""
@@ -227,7 +235,7 @@ class HostedRole:
 
     def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
         asked = _as(given, LogProbs)
-        kept = KeptTokens(asked.top_k, asked.top_p, tuple(self._eos) if asked.without_ends else ())
+        kept = KeptTokens(asked.top_k, asked.top_p, self._ends if asked.without_ends else ())
         held = nullcontext() if asked.weights == OWN else self.trainer.shares.borrowed(self._kept(asked.weights).share)
         with held:
             found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy, kept)

@@ -8,16 +8,13 @@ the same chat ends at the same step everywhere. A single operation that asks for
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from hfsdk.core.checks import shown
+from hfsdk.core.conversations import Chat
 from hfsdk.core.errors import OptionError
 from hfsdk.core.untrusted import shown_text
-
-ChatMessage = Mapping[str, str]
-"""One turn of a chat: ``{"role": "user", "content": "..."}``."""
 
 MOST_STEPS, MOST_WRITTEN = 1_000_000, 16_000_000
 """Lines of a template that one chat may run, and characters that it may write."""
@@ -48,24 +45,27 @@ class _Counter:
         return self.step
 
 
-def apply_template(tokenizer: Any, messages: Sequence[ChatMessage], whose: str) -> str:
-    """Return a chat in the template of transformers' tokenizer, ready for the assistant's turn.
+def apply_template(tokenizer: Any, chat: Chat, whose: str, *, ready: bool = True) -> str:
+    """Return a chat in the template of transformers' tokenizer.
 
     Args:
         tokenizer: transformers' own.
-        messages: the chat.
+        chat: the conversation.
         whose: the model's folder, for messages.
+        ready: for the assistant's turn, with what asks for an answer behind it.
 
     Raises:
         OptionError: the template does not take the chat, is no template, or does not come to an end.
     """
+    besides = dict(chat.get("options", {})) | ({"tools": chat["tools"]} if chat.get("tools") else {})
+    messages = [dict(m) for m in chat["messages"]]
     before = sys.gettrace()
     sys.settrace(_Counter().call)
     try:
-        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **besides)
     except Exception as error:  # a template is a program, which may raise anything
         reason = shown_text(str(error)) or type(error).__name__
-        asked = shown(list(messages))
+        asked = shown(messages)
         raise OptionError(f"the chat template of {whose} does not take {asked}: {reason}. Change the chat.") from error
     finally:
         sys.settrace(before)

@@ -1,0 +1,199 @@
+"""Conversations in every shape that people bring, as the one that chat templates read.
+
+====================================================  ==================================================================
+what a message may be                                 what becomes of it
+====================================================  ==================================================================
+``{"role", "content"}``                               itself (OpenAI, TRL, transformers)
+``{"from", "value"}``                                 itself by its role (ShareGPT): human is user, gpt is assistant
+a content in parts of text                            the parts one behind the other, which is what templates make of them
+no content, or ``None``, beside ``tool_calls``        ``None``
+arguments of ``tool_calls`` as JSON in a text         what the text says: templates write JSON themselves
+an entry that is ``None``                             left out: tables have it where other rows have a value
+====================================================  ==================================================================
+
+Other entries (``reasoning_content``, ``tool_call_id``, ``name``, ...) are the template's to read. Pictures and sounds, a message
+without anything in it and a role that is no text are refused, by row and message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, TypeGuard
+
+import numpy as np
+
+from hfsdk.core.checks import shown
+from hfsdk.core.errors import OptionError
+
+Message = dict[str, Any]
+"""One turn of a conversation, e.g. ``{"role": "user", "content": "..."}``."""
+
+
+class Chat(TypedDict):
+    """A conversation as chat templates read it."""
+
+    messages: list[Message]
+    tools: NotRequired[list[Any]]
+    """Descriptions of functions that the model may call (TRL's column ``tools``)."""
+    options: NotRequired[dict[str, Any]]
+    """What the template is asked besides, e.g. ``enable_thinking`` (TRL's column ``chat_template_kwargs``)."""
+
+
+TOOLS, OPTIONS = "tools", "chat_template_kwargs"
+"""Columns of the data that go into the chat template, as in TRL."""
+
+SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "observation": "tool"}
+"""ShareGPT's names of roles, where they are others."""
+
+ASSISTANT = "assistant"
+
+
+def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a value is a list of messages, of whatever shape."""
+    listed = isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0  # an array: parquet as pandas reads it
+    return listed and all(isinstance(turn, Mapping) for turn in value)
+
+
+def is_message(value: Any) -> bool:
+    """Return whether a dict is a message, and no row of other columns."""
+    return any(names <= set(value) for names in ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"}))
+
+
+def read_messages(value: Sequence[Mapping[str, Any]], what: str) -> list[Message]:
+    """Return a conversation's messages as templates read them.
+
+    Args:
+        value: see the module's text.
+        what: names it in a refusal.
+
+    Raises:
+        OptionError: says which message is none, and what to do.
+    """
+    return [_message(turn, f"message {i} of {what}") for i, turn in enumerate(value)]
+
+
+def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, options: Any = None) -> Chat:
+    """Return a conversation with what else goes into the template.
+
+    Args:
+        value: its messages.
+        what: names it in a refusal.
+        tools: of its row: a list of descriptions, or the same as JSON; ``None`` or empty for none.
+        options: of its row: names and values; ``None`` or empty for none.
+
+    Raises:
+        OptionError: one of them is something else.
+    """
+    chat = Chat(messages=read_messages(value, what))
+    if tools is not None and len(listed := _plain(_parsed(tools))):
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise OptionError(f"{TOOLS} beside {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
+        chat["tools"] = listed
+    if options is not None and len(named := _plain(_parsed(options))):
+        if not isinstance(named, dict) or named.keys() & {"conversation", "messages", "tokenize", "add_generation_prompt"}:
+            raise OptionError(f"{OPTIONS} beside {what} are {shown(options)}; give a dict of options of the chat template")
+        chat["options"] = {name: one for name, one in named.items() if one is not None}
+    return chat
+
+
+def check_prompt(messages: Sequence[Message], what: str) -> None:
+    """Check that a conversation can be answered.
+
+    Raises:
+        OptionError: its last message is the assistant's.
+    """
+    if messages[-1]["role"] == ASSISTANT:
+        raise OptionError(f"{what} ends with the assistant's message; a prompt ends before it, leave it out")
+
+
+def check_answer(message: Message, what: str) -> None:
+    """Check that a message can be learned.
+
+    Raises:
+        OptionError: it is not the assistant's, or is marked as one that is not learned.
+    """
+    if message["role"] != ASSISTANT:
+        raise OptionError(f"{what} is a message of {shown(message['role'])}; what is learned is a message of 'assistant'")
+    if message.get("weight") == 0:
+        raise OptionError(f"{what} has weight 0, which means that it is not learned; leave such rows out")
+
+
+def _message(turn: Mapping[str, Any], what: str) -> Message:
+    given = {str(key): _plain(value) for key, value in turn.items() if value is not None}
+    if "role" not in given and isinstance(given.get("from"), str):
+        given = {**given, "role": SHAREGPT.get(given["from"], given["from"]), "content": given.get("value")}
+        given = {key: value for key, value in given.items() if key not in ("from", "value")}
+    role, content = given.get("role"), given.get("content")
+    if not isinstance(role, str) or not role:
+        raise OptionError(f"{what} is {shown(dict(turn))}, without a role; role and content are texts: 'role': 'user'")
+    if role == "function_call" or given.get("function_call"):
+        raise OptionError(
+            f"{what} has a function_call; give it as tool_calls of a message of 'assistant', answered by one of 'tool'"
+        )
+    calls = given.pop("tool_calls", None)
+    if calls:
+        given["tool_calls"] = [_call(one, what) for one in _listed(calls, what)]
+    if isinstance(content, list):
+        content = "".join(_part(part, f"part {k} of {what}") for k, part in enumerate(content))
+    if content is not None and not isinstance(content, str):
+        raise OptionError(
+            f"{what} has the content {shown(content)}; role and content are texts. Of a table or a dict make one: json.dumps(...)"
+        )
+    if content is None and not calls:
+        raise OptionError(f"{what} is {shown(dict(turn))}, without a text; role and content are texts, but beside tool_calls")
+    return {"role": role, "content": content, **{key: value for key, value in given.items() if key not in ("role", "content")}}
+
+
+def _part(part: Any, what: str) -> str:
+    """Return the text of a part of a content."""
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str) or part.get("type", "text") not in ("text", "input_text", "output_text"):
+        kind = part.get("type") if isinstance(part, dict) else None
+        raise OptionError(f"{what} is {shown(kind or part)}; hfsdk trains on texts alone. Leave such rows out, or say it in words")
+    return text
+
+
+def _call(call: Any, what: str) -> dict[str, Any]:
+    """Return a call of a tool, its arguments as what they say."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        wanted = "{'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}"
+        raise OptionError(f"{what} has the tool call {shown(call)}; a call is {wanted}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise OptionError(f"{what} calls {function['name']} with {shown(arguments)}, which is no JSON: {error}") from None
+        function = {**function, "arguments": arguments}
+    return {**call, "function": function} if "function" in call else function
+
+
+def _listed(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise OptionError(f"{what} has tool_calls that are {shown(value)}; they are a list of calls")
+    return value
+
+
+def _parsed(value: Any) -> Any:
+    """Return what a JSON text says; anything else as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.strip() else value
+    except ValueError:
+        return value
+
+
+def _plain(value: Any) -> Any:
+    """Return lists and dicts of what a table holds: arrays and tuples are lists, numbers of numpy are Python's."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return value
