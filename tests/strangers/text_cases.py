@@ -366,7 +366,8 @@ PAIRS = [
     ),
     Case(
         "pairs without spaces", "kin of trl#6960",
-        lambda it: [p for p, _ in examples(it, pair("天空？蓝", "天空？红"), pairs=True)], [ids("天空？")] * 2, "what both begin with",
+        lambda it: [p for p, _ in examples(it, pair("天空？蓝", "天空？红"), pairs=True)], [ids("天空？")] * 2,
+        "what both begin with",
     ),
     Case(
         "pairs in lines", "kin of trl#6960",
