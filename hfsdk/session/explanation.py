@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.checks import Count, Name, checked, shown
@@ -22,14 +22,15 @@ from hfsdk.core.trace import Trace
 from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
 from hfsdk.planner.configs.batch_arithmetic import batch_rows
 from hfsdk.planner.configs.config_sources import Given, open_config, system_named
-from hfsdk.planner.configs.known_keys import said_of_keys
+from hfsdk.planner.configs.head_rules import head_findings
 from hfsdk.planner.configs.model_sizes import Model, lengthened, specs_of
 from hfsdk.planner.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase, states_text
 from hfsdk.planner.configs.settings import Settings
-from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, Row, StepConfig
+from hfsdk.planner.configs.step_config import BROKEN, NOTE, UNREAD, Finding, Row, StepConfig
+from hfsdk.planner.configs.unread_keys import GENERATED, IN_WORDS, LEARNING, MEMORY, SECONDS, SIZES, Unread, unread_of
 from hfsdk.session.own_step import read_own
 from hfsdk.session.session import Session
-from hfsdk.session.step_code import code_of
+from hfsdk.session.step_code import StepCode, code_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 TABLES = ("arithmetic", "roles", "memory", "findings", "unread", "defaults")
 """What ``Explanation.to_pandas`` gives."""
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,27 +47,30 @@ class Explanation:
     """What a configuration's numbers mean. In a notebook it draws itself; ``explained["samples"]`` is a row of its arithmetic."""
 
     step: StepConfig
-    """The step as it was read."""
+    """The step as the keys that were read have it: its numbers hold without those of :attr:`withheld`."""
     arithmetic: tuple[Row, ...]
     """From prompts to optimizer steps and tokens."""
     memory: tuple[PhaseMemory, ...]
-    """Of one device of each pool, by phase; empty where the actor's size is not known."""
+    """Of one device of each pool, by phase; empty where the actor's size is not known, or a key not read could change it."""
     findings: tuple[Finding, ...]
-    """What is broken, what does not fit, what is worth to know, in this order."""
+    """What is left out for keys that are not read, what is broken, what does not fit, what is worth to know, in this order."""
     unread: Mapping[str, str]
-    """Keys that were given and not read -> what is known of them."""
+    """Keys that were given and not read -> what is known of them; and those that are read by another name."""
+    withheld: Mapping[str, tuple[str, ...]]
+    """What is left out, of ``"sizes"`` (every number), ``"generated"``, ``"memory"``, ``"seconds"``, and what is not carried over,
+    ``"learning"`` -> the keys that could change it and are not read."""
     defaults: Mapping[str, Any]
     """Keys that were read and not given -> their default in :attr:`release`."""
     assumed: Mapping[str, str]
     """What the configuration does not say -> what was taken, and what says it."""
     code: str
-    """The same step in hfsdk, to be pasted."""
+    """The same step in hfsdk, to be pasted; ``""`` where every number is left out."""
     trace: Trace | None
-    """That step, simulated; ``None`` where a model's size is not known."""
+    """That step, simulated; ``None`` where a model's size is not known, or a key that was not read could change its seconds."""
     no_trace: str
     """Why there is none."""
-    cluster: ClusterSpec
-    """The devices."""
+    cluster: ClusterSpec | None
+    """The devices; ``None`` where every number is left out."""
 
     @property
     def system(self) -> str:
@@ -120,17 +125,18 @@ class Explanation:
         roles = [
             {
                 "role": role.name, "model": role.model, "pool": role.pool, "devices": step.pools[role.pool],
-                "layout": layouts_text(role, rollout), "states": states_text(role), "trained": role.trained,
+                "layout": layouts_text(role, rollout), "states": "" if MEMORY in self.withheld else states_text(role),
+                "trained": role.trained,
             }
-            for role in step.roles
+            for role in step.roles if SIZES not in self.withheld
         ]  # fmt: skip
-        if rollout.pool != step.roles[0].pool:
+        if roles and rollout.pool != step.roles[0].pool:
             roles.append({
                 "role": "actor.rollout", "model": step.roles[0].model, "pool": rollout.pool, "devices": step.pools[rollout.pool],
                 "layout": str(rollout.layout), "states": rollout.engine, "trained": False,
             })  # fmt: skip
         return {
-            "title": f"{step.system} {step.release}: {step.algorithm} on {self.cluster}",
+            "title": f"{step.system} {step.release}: {step.algorithm}" + (f" on {self.cluster}" if self.cluster else ""),
             "arithmetic": [{"name": row.name, "value": row.value, "how": row.how} for row in self.arithmetic],
             "roles": roles,
             "memory": [
@@ -145,7 +151,8 @@ class Explanation:
                 {"kind": one.kind, "rule": one.rule, "got": one.got, "do": one.do, "source": one.source} for one in self.findings
             ],
             "calls": self._calls(), "seconds": None if self.trace is None else self.trace.duration_s, "no_trace": self.no_trace,
-            "unread": dict(self.unread), "defaults": {key: _plain(value) for key, value in self.defaults.items()},
+            "withheld": {kind: list(keys) for kind, keys in self.withheld.items()}, "unread": dict(self.unread),
+            "defaults": {key: _plain(value) for key, value in self.defaults.items()},
             "assumed": dict(self.assumed), "code": self.code,
         }  # fmt: skip
 
@@ -194,7 +201,7 @@ def explain(
     Args:
         config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of
         a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
-        overrides: texts such as ``"data.train_batch_size=512"``, which win over it.
+        overrides: texts such as ``"data.train_batch_size=512"``, which win over it, or ``"~data.seed"``, which leaves a key out.
         system: whose it is, where its keys do not tell.
         model: the architecture, where the configuration's name of it is no preset's: a preset, a folder, an ``hf.ModelSpec``, or by
             role, ``{"critic": "qwen2.5-7b"}``.
@@ -205,10 +212,12 @@ def explain(
         session: whose roles and placement an algorithm runs on; of hfsdk's own configuration alone.
 
     Returns:
-        What there is to say; nothing is run but one step of the simulation.
+        What there is to say; nothing is run but one step of the simulation. A number that a key which is not read could change is
+        left out.
 
     Raises:
-        OptionError: it is no configuration, cannot be read, or a value is of the wrong kind; there is no such GPU.
+        OptionError: it is no configuration, cannot be read, is of a system that is not read, or a value is of the wrong kind; there
+            is no such GPU.
         ModelNotFoundError: ``model`` is none.
     """
     devices = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
@@ -222,20 +231,29 @@ def explain(
     if devices is None:
         devices = _cluster(step, gpu)
         assumed["devices"] = f"{gpu}s of {devices.devices[0].memory_bytes / 1e9:.0f} GB: the configuration names no kind; gpu= does"
-    unread = said_of_keys(step.system, step.release, settings.unread())
-    unread |= {old: f"read as {new}, its name since OpenRLHF 0.10" for old, new in given.renamed.items()}
+    unread = _in_given_names(unread_of(settings, step.system, step.release), given.renamed)
     return _explained(step, specs_of(step, model), devices, unread, settings.at_default, assumed)
+
+
+def _in_given_names(unread: Unread, renamed: Mapping[str, str]) -> Unread:
+    """Return the same by the names that were given; of those that are read by another name it is said."""
+    old = {new: name for name, new in renamed.items()}
+    said = {old.get(key, key): words for key, words in unread.said.items()}
+    told = {name: f"read as {new}" for name, new in renamed.items() if name not in said}
+    return Unread(
+        said=said | told, withheld={kind: tuple(old.get(key, key) for key in keys) for kind, keys in unread.withheld.items()}
+    )
 
 
 def _read(given: Given, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
     def settings(release: str, defaults: Mapping[str, Any]) -> Settings:
-        return Settings(what=given.what, release=f"{given.system} {release}", given=given.keys, defaults=defaults)
+        return Settings(what=given.what, release=f"{given.system} {release}", given=given.keys, defaults=defaults, runs=given.runs)
 
     if given.system == "verl":
         s = settings(verl.RELEASE, verl.DEFAULTS)
         return s, verl.read_verl(s)
     if given.system == "OpenRLHF":
-        s = settings(openrlhf.RELEASE, openrlhf.DEFAULTS)
+        s = settings(openrlhf.RELEASE, openrlhf.defaults_of(given.keys, given.renamed))
         return s, openrlhf.read_openrlhf(s)
     if given.system == "NeMo-RL":
         is_ppo = any(key.startswith("ppo.") for key in given.keys)
@@ -268,31 +286,55 @@ def _own(
         raise OptionError(f"{type(algorithm).__name__} is an algorithm of hfsdk, and system={shown(system)}; leave it out")
     step, specs = read_own(algorithm, session, prompts, prompt_tokens)
     assert session is not None
-    return _explained(step, specs, session.cluster, {}, {}, dict(step.assumed))
+    return _explained(step, specs, session.cluster, Unread(said={}, withheld={}), {}, dict(step.assumed))
 
 
 def _explained(
-    step: StepConfig, specs: Mapping[str, Any], cluster: ClusterSpec, unread: Mapping[str, str], defaults: Mapping[str, Any],
+    step: StepConfig, specs: Mapping[str, Any], cluster: ClusterSpec, unread: Unread, defaults: Mapping[str, Any],
     assumed: Mapping[str, str],
 ) -> Explanation:  # fmt: skip
     specs, too_long = lengthened(step, specs)
-    memory = memory_by_phase(step, specs, cluster.devices[0])
-    findings, needed = [*step.findings, *fit_findings(step, memory), *too_long], step.num_devices
+    withheld = unread.withheld
+    memory = () if MEMORY in withheld else memory_by_phase(step, specs, cluster.devices[0])
+    findings, needed = [*step.findings, *head_findings(step, specs), *fit_findings(step, memory), *too_long], step.num_devices
     if needed != cluster.num_devices and not step.own:
         findings.append(Finding(
             kind=NOTE if needed < cluster.num_devices else BROKEN, rule="the cluster has as many devices as the configuration uses",
             got=f"{cluster.num_devices} of {cluster}, {needed}", do="Give the cluster it is meant for, or leave cluster= out.",
         ))  # fmt: skip
-        on = _cluster(step, cluster.devices[0].name)
+        on: ClusterSpec | None = _cluster(step, cluster.devices[0].name)
     else:
         on = cluster
-    code, trace, no_trace = code_of(step, specs, on)
-    order = (BROKEN, "does not fit", NOTE)
+    assert on is not None
+    code, trace, no_trace = "", None, ""
+    if SIZES in withheld:
+        findings, on = [], None
+    else:
+        made, trace, no_trace = code_of(step, specs, on, simulated=SECONDS not in withheld)
+        code = _with_comment(made, withheld).text()
+    if SECONDS in withheld:
+        no_trace = f"it is left out: {', '.join(withheld[SECONDS])} could change it"
+    order = (UNREAD, BROKEN, "does not fit", NOTE)
     return Explanation(
-        step=step, arithmetic=batch_rows(step), memory=memory, findings=tuple(sorted(findings,
-        key=lambda one: order.index(one.kind))),
-        unread=unread, defaults=defaults, assumed=assumed, code=code.text(), trace=trace, no_trace=no_trace, cluster=on,
+        step=step, arithmetic=tuple(_shown(row, withheld) for row in batch_rows(step)), memory=memory,
+        findings=(*unread.finding(), *sorted(findings, key=lambda one: order.index(one.kind))),
+        unread=unread.said, withheld=withheld, defaults=defaults, assumed={} if SIZES in withheld else assumed, code=code,
+        trace=trace, no_trace=no_trace, cluster=on,
     )  # fmt: skip
+
+
+def _shown(row: Row, withheld: Mapping[str, tuple[str, ...]]) -> Row:
+    """Return a row of the arithmetic, without its number where a key that is not read could change it."""
+    kind = SIZES if SIZES in withheld else GENERATED if row.name == "tokens generated" else ""
+    if kind not in withheld:
+        return row
+    keys = ", ".join(withheld[kind][:MOST_NAMED])
+    return Row(name=row.name, value=None, how=f"{keys} could change {IN_WORDS[kind]}, and is not read")
+
+
+def _with_comment(code: StepCode, withheld: Mapping[str, tuple[str, ...]]) -> StepCode:
+    keys = withheld.get(LEARNING, ())
+    return replace(code, comments=(*code.comments, *(f"not carried over: {key}" for key in keys)))
 
 
 def _plain(value: Any) -> Any:

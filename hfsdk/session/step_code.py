@@ -112,15 +112,20 @@ def _score(completions: list[str]) -> list[float]:
     return [0.0] * len(completions)
 
 
-def code_of(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> tuple[StepCode, Trace | None, str]:
+def code_of(
+    step: StepConfig, specs: Specs, cluster: ClusterSpec, *, simulated: bool = True
+) -> tuple[StepCode, Trace | None, str]:  # fmt: skip
     """Return the step in hfsdk, its simulated trace, and why there is none.
 
     Args:
         step: the step.
         specs: architecture of every role.
         cluster: as many devices as the step's pools have.
+        simulated: whether it is run at all.
     """
     refused = ""
+    if not simulated:
+        return next(_candidates(step, specs, cluster)), None, ""
     if max(step.samples, step.prompts * step.prompt_tokens // TOKENS_A_SAMPLE) > MOST_SAMPLES:
         told = f"{step.samples:,} samples of {step.sample_tokens:,} tokens are more than a simulated step has here"
         return next(_candidates(step, specs, cluster)), None, told
@@ -221,7 +226,7 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     if role.name == "actor":
         rollout = step.rollout.layout
         options["rollout"] = f"tp{rollout.tp * rollout.pp}" + f" ep{rollout.ep}" * (rollout.ep > 1)
-        options["rollout_options"] = RolloutOptions(max_model_len=step.sample_tokens)
+        options["rollout_options"] = RolloutOptions(max_model_len=step.sample_tokens, max_num_seqs=step.rollout.max_num_seqs)
     if role.name == "reference" and spec == actor:
         source = Written("actor")
     else:

@@ -7,9 +7,9 @@ work out is refused, with what to write in its place.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,32 +18,19 @@ from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import read_named
-from hfsdk.planner.configs.openrlhf import OLD_NAMES, SWITCHES
-from hfsdk.planner.configs.settings import flatten, parse_scalar
+from hfsdk.planner.configs import openrlhf, zero_and_fsdp
+from hfsdk.planner.configs.command_words import arguments_of, commands_of, job_words, program_of
+from hfsdk.planner.configs.settings import flatten
+from hfsdk.planner.configs.whose_config import SYSTEMS, system_of
 
-SYSTEMS = ("verl", "TRL", "OpenRLHF", "NeMo-RL", "hfsdk")
 MOST_BYTES = 2_000_000
 """Of the largest file that is read."""
 MOST_PARENTS = 16
 """Files that a configuration of NeMo-RL may inherit from."""
+FILES_OF_TRL = ("deepspeed", "deepspeed_config_file", "fsdp_config")
+"""Keys of TRL, transformers and accelerate that may name a file."""
 
-SIGNS: dict[str, tuple[str, ...]] = {
-    "verl": ("actor_rollout_ref.", "data.train_batch_size", "model_engine"),
-    "NeMo-RL": ("grpo.num_", "ppo.num_", "policy.train_", "policy.generation.", "policy.dtensor_cfg.", "policy.model_name"),
-    "OpenRLHF": (
-        "rollout.batch_size", "rollout.n_samples_per_prompt", "train.micro_batch_size", "actor.model_name_or_path",
-        "vllm.num_engines",
-        "rollout_batch_size", "micro_train_batch_size", "n_samples_per_prompt", "colocate_all_models", "actor_num_gpus_per_node",
-    ),
-    "TRL": (
-        "per_device_train_batch_size", "num_generations", "generation_batch_size", "max_completion_length", "num_ppo_epochs",
-        "num_sample_generations", "steps_per_generation", "vllm_mode",
-    ),
-}  # fmt: skip
-"""System -> how keys begin that only it has."""
-
-MODULES = {"verl": "verl", "NeMo-RL": "nemo_rl", "OpenRLHF": "openrlhf", "TRL": "trl"}
-"""System -> the package that a command line runs a module of."""
+CONFIGS_OF_TRL = {"GRPOConfig", "PPOConfig"}
 
 WRITE = (
     "a path of a YAML file, a dict, the words of a command line ('data.train_batch_size=1024 ...', '--train.batch_size 128 ...'), "
@@ -61,7 +48,9 @@ class Given:
     keys: dict[str, Any]
     """Dotted key -> value."""
     renamed: Mapping[str, str]
-    """Keys of older releases -> what they are called now."""
+    """Keys as they were given, in names of other releases or of a launcher -> as they are read."""
+    runs: str = ""
+    """What a command line runs."""
 
 
 def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Given:
@@ -70,14 +59,50 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     Raises:
         OptionError: it is no configuration, cannot be read, or of no system that is known.
     """
-    name, keys = _keys(config)
-    keys = {**keys, **_overrides(list(overrides))}
-    found = system_named(system) if system else _system(name, keys, config)
-    renamed = {}
+    name, keys, runs = _keys(config)
+    more, dropped = _overrides(list(overrides))
+    keys = _without({**keys, **more}, dropped)
+    found = system_named(system) if system else "TRL" if name in CONFIGS_OF_TRL else system_of(name, keys, runs)
+    renamed: dict[str, str] = {}
     if found == "OpenRLHF":
-        renamed = {old: new for old, new in OLD_NAMES.items() if old in keys}
-        keys = {OLD_NAMES.get(key, key): value for key, value in keys.items()}
-    return Given(what=name, system=found, keys=keys, renamed=renamed)
+        keys, renamed = openrlhf.named_now(keys)
+    elif found == "TRL":
+        keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
+    return Given(what=name, system=found, keys=keys, renamed=renamed, runs=runs)
+
+
+def _without(keys: dict[str, Any], dropped: Iterable[str]) -> dict[str, Any]:
+    for key in dropped:
+        there = [one for one in keys if one == key or one.startswith(f"{key}.")]
+        if not there:
+            raise OptionError(f"'~{key}' leaves out a key that is not given; {nearest(key, list(keys))}")
+        keys = {one: value for one, value in keys.items() if one not in there}
+    return keys
+
+
+def _of_trl_files(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys with those of the JSON files that they name; a file that is not here stays named."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        last = key.rsplit(".", 1)[-1]
+        path = Path(os.path.expanduser(value)) if isinstance(value, str) and value and last in FILES_OF_TRL else None
+        if path is None or not path.is_file():
+            found[key] = value
+            continue
+        into = "fsdp_config" if last == "fsdp_config" else "deepspeed"
+        inside = _json(path) if path.suffix == ".json" else _yaml(path, _read(path))
+        found |= {f"{into}.{name}": one for name, one in flatten(inside, path.name).items()}
+    return found
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} is no JSON: {str(error)[:300]}. Correct it there.") from error
+    if not isinstance(found, dict):
+        raise OptionError(f"{path} holds {shown(found)}; a configuration is a mapping of keys to values. Name another file.")
+    return found
 
 
 def system_named(system: str) -> str:
@@ -93,32 +118,38 @@ def system_named(system: str) -> str:
     return plain[asked]
 
 
-def _system(name: str, keys: Mapping[str, Any], config: Any) -> str:
-    counts = {system: sum(key.startswith(signs) for key in keys) for system, signs in SIGNS.items()}
-    best = max(counts, key=lambda system: counts[system])
-    if counts[best]:
-        return best
-    line = config if isinstance(config, str) else " ".join(config) if isinstance(config, Sequence) else ""
-    for system, module in MODULES.items():
-        if re.search(rf"(^|\s|/){module}[./]", line):
-            return system
-    has = ", ".join(list(keys)[:5]) or "no keys"
-    raise OptionError(f"{name} is of no system that is read ({', '.join(SYSTEMS)}): it has {has}. Name it: system='verl'.")
-
-
-def _keys(config: Any) -> tuple[str, dict[str, Any]]:
+def _keys(config: Any) -> tuple[str, dict[str, Any], str]:
+    """Return the name of a configuration, its keys, and what a command line of it runs."""
     if isinstance(config, Mapping):
-        return "the dict", flatten(config, "the dict")
+        return "the dict", flatten(_logged(config), "the dict"), ""
     if isinstance(config, Path):
-        return config.name, _file(config)
+        return config.name, *_file(config)
     if isinstance(config, str):
         return _text(config)
     if isinstance(config, Sequence) and all(isinstance(word, str) for word in config):
-        return "the arguments", _arguments(list(config))
+        return "the arguments", *_command(list(config))
     kinds = {base.__name__ for base in type(config).__mro__}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type) and kinds & {"GRPOConfig", "PPOConfig"}:
-        return type(config).__name__, _object(config)
+    if dataclasses.is_dataclass(config) and not isinstance(config, type) and (of_trl := kinds & CONFIGS_OF_TRL):
+        return of_trl.pop(), _object(config), ""
     raise OptionError(f"hf.explain takes {WRITE}; got {shown(config)}")
+
+
+def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what Weights & Biases saved: its ``config.yaml`` holds ``{key: {"desc": ..., "value": ...}}``."""
+    kept = {key: value for key, value in config.items() if key not in ("wandb_version", "_wandb")}
+    if kept and all(isinstance(one, Mapping) and "value" in one and set(one) <= {"value", "desc"} for one in kept.values()):
+        return {key: one["value"] for key, one in kept.items()}
+    return config
+
+
+def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Return the keys of a command line over those of the files that it names, and what it runs."""
+    words = job_words(words)
+    found, files, dropped = arguments_of(words)
+    below: dict[str, Any] = {}
+    for name in files:
+        below |= _file(Path(name).expanduser())[0]
+    return _without({**below, **found}, dropped), program_of(words)
 
 
 def _object(config: Any) -> dict[str, Any]:
@@ -134,38 +165,35 @@ def _object(config: Any) -> dict[str, Any]:
     )
     if batch and steps and each:
         keys["num_processes"] = max(1, batch // (steps * each))
-    if not any(key.startswith(SIGNS["TRL"]) for key in keys):
-        keys["per_device_train_batch_size"] = each
     return flatten(keys, type(config).__name__)
 
 
-def _text(text: str) -> tuple[str, dict[str, Any]]:
+def _text(text: str) -> tuple[str, dict[str, Any], str]:
     if "\n" not in text and len(text) < 4096 and (os.path.isfile(os.path.expanduser(text)) or _is_path(text)):
         path = Path(text).expanduser()
-        return path.name, _file(path)
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise OptionError(
-            f"the command line cannot be cut into words: {error}; close the quotation in {shown(text[-200:])}"
-        ) from error
-    return "the command line", _arguments(words)
+        return path.name, *_file(path)
+    commands = [one for one in commands_of(text) if any("=" in word or word.startswith("--") for word in one)]
+    jobs = [one for one in commands if program_of(one)]
+    if len(jobs) > 1:
+        told = " and ".join(shown(" ".join(one)[:60]) for one in jobs[:3])
+        raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {told}. Give one of them.")
+    return "the command line", *_command([word for one in commands for word in one])
 
 
 def _is_path(text: str) -> bool:
     return re.search(r"\.(ya?ml|json|sh|txt)$", text) is not None and " " not in text.strip()
 
 
-def _file(path: Path) -> dict[str, Any]:
-    """Return the keys of a file: YAML (JSON is YAML), or a command line.
+def _file(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the keys of a file: YAML (JSON is YAML), or a command line; and what that runs.
 
     Raises:
         OptionError: it is missing, too large, or no configuration.
     """
     text = _read(path)
     if path.suffix in (".sh", ".txt"):
-        return _text(text)[1] if "\n" in text else _text(text + "\n")[1]
-    return flatten(_inherited(path, text, []), path.name)
+        return _text(text if "\n" in text else text + "\n")[1:]
+    return flatten(_logged(_inherited(path, text, [])), path.name), ""
 
 
 def _read(path: Path) -> str:
@@ -221,56 +249,10 @@ def _yaml(path: Path, text: str) -> dict[str, Any]:
     return found
 
 
-def _overrides(words: Sequence[str]) -> dict[str, Any]:
-    if isinstance(words, str) or not all(isinstance(word, str) and ("=" in word or word.startswith("-")) for word in words):
-        raise OptionError(f"overrides are texts such as 'data.train_batch_size=1024'; got {shown(words)}")
-    return _arguments(words)
-
-
-def _arguments(words: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of ``key=value``, ``--key value`` and ``--key=value``; a file that the launcher names is read.
-
-    Raises:
-        OptionError: a shell would have to work out a value.
-    """
-    found: dict[str, Any] = {}
-    words = [word for word in words if word.strip()]
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 1
-        flag = word.startswith("--")
-        key, equals, value = word.lstrip("-+~").partition("=") if flag else word.lstrip("+~").partition("=")
-        if not flag and (not equals or not re.fullmatch(r"[\w.@/-]+", key)):
-            continue  # the program, its module
-        if flag and not equals:
-            taken: list[str] = []
-            while position < len(words) and not words[position].startswith("--") and not (taken and _is_program(words[position])):
-                taken.append(words[position])
-                position += 1
-                if key.replace("-", "_") in ("config", "config_file"):
-                    break
-            if _is_switch(key):
-                taken = []
-            value = " ".join(taken)
-            parsed: Any = [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value) if taken else True
-        else:
-            parsed = parse_scalar(value)
-        if "$" in value.replace("${oc.", "").replace("${mul:", "") and not value.startswith("${"):
-            raise OptionError(f"{key} is {shown(value)}, which a shell would work out; write its value: {key}=...")
-        if re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[@\])?\}?", value):
-            raise OptionError(f"{key} is {shown(value)}, a variable of a shell; write its value: {key}=...")
-        if key in ("config", "config_file") and flag and isinstance(parsed, str):
-            found.update(_file(Path(parsed).expanduser()))
-        else:
-            found[key if "." in key else key.replace("-", "_")] = parsed
-    return found
-
-
-def _is_program(word: str) -> bool:
-    """Whether a launcher's arguments end before a word: a script, or a module's ``-m``."""
-    return word == "-m" or word.endswith(".py")
-
-
-def _is_switch(key: str) -> bool:
-    return key in SWITCHES or OLD_NAMES.get(key) in SWITCHES
+def _overrides(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys that are given anew, and those that are left out."""
+    if isinstance(words, str) or not all(isinstance(word, str) and ("=" in word or word.startswith(("-", "~"))) for word in words):
+        told = "overrides are texts such as 'data.train_batch_size=1024', or '~data.seed', which leaves a key out"
+        raise OptionError(f"{told}; got {shown(words)}")
+    found, _, dropped = arguments_of(words)
+    return found, dropped

@@ -1,49 +1,58 @@
-"""The keys that a release has, so that a slip of the pen can be told from an option that is not read.
+"""The keys that a release has, and their defaults: what is told from a slip of the pen, and changes nothing where it is given.
 
-``keys/NAME.txt`` holds one key a line, as facts of a release; ``tests/data/make_config_keys.py`` writes them from its sources.
+``keys/NAME.txt`` holds one key a line, with its default where that is a plain value, as facts of a release;
+``tests/data/make_config_keys.py`` writes them from its sources.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-FILES = {"verl": "verl", "TRL": "trl", "OpenRLHF": "openrlhf", "NeMo-RL": "nemo_rl"}
-OPEN = (
-    "override_config",
-    "engine_kwargs",
-    "vllm_kwargs",
-    "env_vars",
-    "sampler_kwargs",
-    "model_init_kwargs",
-    "override_transformer_config",
-)
-"""Parts of keys below which a user may write anything."""
+FOLDER = Path(__file__).parent / "keys"
+FILES = {"verl": ("verl",), "TRL": ("trl", "accelerate"), "OpenRLHF": ("openrlhf", "openrlhf_old"), "NeMo-RL": ("nemo_rl",)}
+"""System -> the files of its keys, those that win first."""
+
+
+@cache
+def _lines(name: str) -> Mapping[str, str]:
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    pairs = (line.partition(" = ") for line in text.splitlines() if line and not line.startswith("#"))
+    return {key: default for key, _, default in pairs}
 
 
 @cache
 def known_keys(system: str) -> frozenset[str]:
-    """Return the keys of a system's release; none of hfsdk's own."""
-    if system not in FILES:
-        return frozenset()
-    text = (Path(__file__).parent / "keys" / f"{FILES[system]}.txt").read_text(encoding="utf-8")
-    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+    """Return the keys of a system's release, and of its earlier ones where those are read; none of hfsdk's own."""
+    return frozenset(key for name in FILES.get(system, ()) for key in _lines(name))
 
 
-def said_of_keys(system: str, release: str, unread: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is to be said of each key that was not read."""
+@cache
+def known_defaults(system: str) -> Mapping[str, Any]:
+    """Return the defaults of its keys that are plain values; those of another key refer to it as the release has it."""
+    found: dict[str, Any] = {}
+    for name in reversed(FILES.get(system, ())):
+        found |= {key: json.loads(default) for key, default in _lines(name).items() if default}
+    return found
+
+
+def is_known(system: str, key: str) -> bool:
+    """Return whether a release has a key, or keys below it."""
     known = known_keys(system)
-    return {key: _said(key, known, f"{system} {release}") for key in unread}
+    return key in known or any(one.startswith(f"{key}.") for one in known)
 
 
-def _said(key: str, known: frozenset[str], release: str) -> str:
-    plain = key.split("@")[0]
-    if plain in known or any(one.startswith(f"{plain}.") for one in known):
-        return f"a key of {release}"
-    if any(part in OPEN for part in plain.split(".")):
-        return "passed on to another library"
-    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.75)
-    return f"{release} has no such key" + (f"; did you mean {near[0]}?" if near else "")
+def is_of_now(system: str, key: str) -> bool:
+    """Return whether its newest release that is read has a key, or keys below it."""
+    newest = [known for name in FILES.get(system, ()) if not name.endswith("_old") for known in _lines(name)]
+    return any(known == key or known.startswith(f"{key}.") for known in newest)
+
+
+def nearest_key(system: str, key: str) -> str:
+    """Return the key of a release that one is a slip of, as words; ``""`` where none is near."""
+    near = difflib.get_close_matches(key, known_keys(system), n=1, cutoff=0.75)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -60,7 +60,7 @@ POLICY: dict[str, Any] = {
 GRPO_DEFAULTS: dict[str, Any] = {
     **POLICY, "grpo.num_prompts_per_step": 32, "grpo.num_generations_per_prompt": 16, "grpo.use_dynamic_sampling": False,
     "grpo.batch_multiplier": 1, "grpo.normalize_rewards": True, "grpo.adv_estimator.name": "grpo",
-    "grpo.async_grpo.enabled": False, "loss_fn.reference_policy_kl_penalty": 0.01,
+    "loss_fn.reference_policy_kl_penalty": 0.01,
 }  # fmt: skip
 PPO_DEFAULTS: dict[str, Any] = {
     **POLICY, "ppo.num_prompts_per_step": 32, "ppo.num_generations_per_prompt": 16, "ppo.use_dynamic_sampling": False,
@@ -99,12 +99,14 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     longest = s.whole(f"{P}max_total_sequence_length")
     prompt, assumed = _prompt(s, longest, prompt_tokens)
     response = max(1, min(s.whole(f"{V}max_new_tokens"), longest - prompt))
-    estimator, epochs = s.text(f"{kind}.adv_estimator.name"), s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
+    estimator = s.one_of(f"{kind}.adv_estimator.name", tuple(OURS), "learning")
+    epochs = s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
     found: list[Finding] = []
     rule = rules_into(found, f"NeMo-RL {RELEASE}")
     expert_rule(rule, num_gpus, layout, *experts)
     _check(s, rule, kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
     loras = [_lora(s, model, megatron and model == P, rule) for model in (P, "value.")]
+    _left_out(s, kind, megatron)
     multiplier = s.number(f"{kind}.batch_multiplier") if s.yes(f"{kind}.use_dynamic_sampling") else 1
     how = {
         "prompts": f"{kind}.num_prompts_per_step" + f"; {multiplier:g} times as many are drawn" * (multiplier != 1),
@@ -122,6 +124,21 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
         rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
+
+
+def _left_out(s: Settings, kind: str, megatron: bool) -> None:
+    """Note the parts of a configuration that it does not use."""
+    unused = ("dtensor_cfg.", "optimizer", "scheduler") if megatron else ("megatron_cfg.",)  # Megatron's are in its own part
+    s.leave_out(*(f"{part}{name}" for part in (P, "value.") for name in unused))
+    s.leave_out(*(("ppo.", "value.", "value_loss_fn.") if kind == "grpo" else ("grpo.",)))
+    backend = s.one_of(f"{V}backend", ("vllm",), "memory", "seconds")
+    s.leave_out(*(f"{V}{part}" for part in ("mcore_generation_config.", "sglang_cfg.") if backend == "vllm"))
+    for key, value in s.given.items():
+        part, _, last = key.rpartition(".")
+        if last in ("enabled", "enable") and value is False:
+            s.leave_out(f"{part}.")
+    if s.yes(f"{kind}.use_dynamic_sampling"):
+        s.odd[f"{kind}.use_dynamic_sampling"] = (True, ("generated", "seconds"))  # prompts are drawn until enough groups are kept
 
 
 def _pools(s: Settings) -> tuple[dict[str, int], int, int, int]:
@@ -177,6 +194,7 @@ def _roles(
     micro, each = s.whole(f"{P}train_micro_batch_size"), s.whole(f"{P}logprob_batch_size")
     passed = s.whole(f"{P}{ways[0]}.logprob_mb_tokens") if ways else each * longest
     common: dict[str, Any] = {"pool": pool, "layout": layout, "states": states, "pass_tokens": passed // cp}
+    common["uneven"] = s.lays_out_layers()
     train = (tokens or micro * longest) // cp
     roles = [RoleConfig(
         name="actor", model=s.text(f"{P}model_name"), trained=True, train_tokens=train, recompute=recompute, away=away,

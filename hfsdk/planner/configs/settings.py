@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -89,10 +89,16 @@ class Settings:
     """Dotted key -> value."""
     defaults: Mapping[str, Any]
     """The same of the release, of every key that is read."""
+    runs: str = ""
+    """What a command line of it runs, launcher and program."""
     read: dict[str, Any] = field(default_factory=dict)
     """What was looked at and given."""
     at_default: dict[str, Any] = field(default_factory=dict)
     """What was looked at and not given."""
+    odd: dict[str, tuple[Any, tuple[str, ...]]] = field(default_factory=dict)
+    """Keys whose value is none that is read -> that value, and which kinds of numbers it could change."""
+    unused: list[str] = field(default_factory=list)
+    """How keys begin of parts that this configuration does not use."""
 
     def whole(self, key: str) -> int:
         """Return a whole number.
@@ -180,9 +186,47 @@ class Settings:
         self.at_default[key] = value
         return value
 
+    def one_of(self, key: str, values: Sequence[str], *could_change: str) -> str:
+        """Return a text that is one of those that are read; of another one it is noted which kinds of numbers it could change.
+
+        Raises:
+            OptionError: it is no text.
+        """
+        value = self.text(key)
+        if value and value not in values:
+            self.odd[key] = (value, could_change)
+        return value
+
+    def leave_out(self, *beginnings: str) -> None:
+        """Note that keys which begin so are of parts that this configuration does not use."""
+        self.unused += beginnings
+
+    def is_left_out(self, key: str) -> bool:
+        """Return whether a key is of a part that this configuration does not use."""
+        return key.startswith(tuple(self.unused))
+
+    def unread_value(self, key: str, value: Any, defaults: Mapping[str, Any]) -> Any:
+        """Return a value of a key that is not read, with references to other keys resolved where they can be.
+
+        Args:
+            key: the key.
+            value: given, or its default.
+            defaults: of the release, of all keys.
+        """
+        apart = replace(self, defaults={**defaults, **self.defaults}, read={}, at_default={})
+        try:
+            return apart._resolved(value, key, 0)
+        except OptionError:
+            return value
+
     def has(self, key: str) -> bool:
         """Return whether a key, or one below it, was given."""
         return any(one == key or one.startswith(f"{key}.") for one in self.given)
+
+    def lays_out_layers(self) -> bool:
+        """Return whether a key says which of Megatron's pipeline stages has which layers."""
+        parts = ("num_layers_in_", "account_for_", "pipeline_model_parallel_layout")
+        return any(key.rsplit(".", 1)[-1].startswith(parts) and value is not None for key, value in self.given.items())
 
     def unread(self) -> dict[str, Any]:
         """Return the given keys that nothing looked at."""

@@ -14,8 +14,9 @@ from hfsdk.core.roles import RoleSpec
 PHASES = ("generation", "preparation", "learning")
 """Of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
 
-BROKEN, NOTE = "broken", "note"
-"""Kinds of findings: the system refuses the configuration or would not do what it says; worth to know."""
+UNREAD, BROKEN, NOTE = "not read", "broken", "note"
+"""Kinds of findings: numbers are left out for keys that are not read; the system refuses the configuration or would not do what it
+says; worth to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Finding:
     """What is inconsistent, or worth to know."""
 
     kind: str
-    """``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
+    """``"not read"``, ``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
     rule: str
     """The rule in words, with its keys."""
     got: str
@@ -101,6 +102,10 @@ class RoleConfig:
     lr: float | None = None
     lora: LoRA | None = None
     """Adapters that are trained in place of the weights."""
+    split: int = 1
+    """Ranks that share a sequence by heads (Ulysses)."""
+    uneven: bool = False
+    """Whether keys say which stage of a pipeline has which layers."""
     base_of: str = ""
     """The role whose frozen weights it takes, and does not hold itself."""
 
@@ -118,6 +123,8 @@ class RolloutConfig:
     """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: what it needs."""
     sleeps: bool = True
     """Whether it gives that back while it does not generate."""
+    max_num_seqs: int = 0
+    """Sequences that one replica decodes at once; 0 where it is not said."""
     rows: int = 0
     """Sequences on one replica at once where there is no share."""
     cache_bytes: int = 0

@@ -9,6 +9,7 @@ steps_per_generation times num_iterations micro-batches); ``trl/experimental/ppo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,10 +18,11 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 from hfsdk.planner.configs.adapters_asked import PEFT_DEFAULT, lora_asked
 from hfsdk.planner.configs.settings import Settings
-from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, States, StepConfig
+from hfsdk.planner.configs.step_config import BROKEN, NOTE, Finding, RoleConfig, RolloutConfig, StepConfig
+from hfsdk.planner.configs.zero_and_fsdp import LAUNCH_DEFAULTS, processes_of, states_of
 
 RELEASE, PPO_RELEASE = "1.16.0", "1.9.0"
-EACH, ACCUMULATED, PROCESSES = "per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"
+EACH, ACCUMULATED = "per_device_train_batch_size", "gradient_accumulation_steps"
 SERVER_SHARE = 0.9
 """``gpu_memory_utilization`` of ``trl vllm-serve`` (``trl/scripts/vllm_serve.py``)."""
 MOST_COPIES = 4096
@@ -28,14 +30,18 @@ MOST_COPIES = 4096
 PROMPT_TOKENS = 512
 """Taken where nothing says how long prompts are."""
 
+OF_DEEPSPEED = (
+    "deepspeed_config.gradient_accumulation_steps", "deepspeed.gradient_accumulation_steps",
+    "deepspeed.train_micro_batch_size_per_gpu", "deepspeed.train_batch_size",
+)  # fmt: skip
+"""What DeepSpeed's configuration says of batches, in accelerate's file and in its own."""
+
 COMMON: dict[str, Any] = {
-    EACH: 8, ACCUMULATED: 1, PROCESSES: None, "num_machines": 1, "model_name_or_path": None, "gradient_checkpointing": True,
-    "bf16": None, "deepspeed": None, "fsdp": None, "use_peft": False, "deepspeed_config.zero_stage": None,
-    "deepspeed_config.offload_optimizer_device": None, "distributed_type": None, "fsdp_config.fsdp_sharding_strategy": None,
-    "fsdp_config.fsdp_version": None, "fsdp_config.fsdp_reshard_after_forward": None,
+    **LAUNCH_DEFAULTS, EACH: 8, ACCUMULATED: 1, "model_name_or_path": None, "gradient_checkpointing": True, "use_peft": False,
     "lora_r": 16, "lora_alpha": 32, "lora_target_modules": None, "use_rslora": False,
+    **dict.fromkeys(OF_DEEPSPEED), "max_prompt_length": None,
 }  # fmt: skip
-"""Of transformers and of ``accelerate launch`` and its configuration file."""
+"""Of transformers, of what launches it, and of earlier releases."""
 
 GRPO_DEFAULTS: dict[str, Any] = {
     **COMMON, "learning_rate": 1e-6, "num_generations": 8, "generation_batch_size": None, "steps_per_generation": None,
@@ -73,60 +79,33 @@ def rules_into(found: list[Finding], release: str) -> Rule:
     return rule
 
 
-def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, str, dict[str, str]]:
-    """Return the trainer's processes, the words for them, and what was assumed."""
-    given = s.maybe_whole(PROCESSES, 1)
-    if given is not None:
-        return given, f"{PROCESSES} {given}", {}
-    if num_gpus is not None:
-        return num_gpus, f"the {num_gpus} GPUs of cluster=", {}
-    said = "1: its configuration does not say how many processes it is launched with; cluster='1x8 H100' does"
-    return 1, "1 process, assumed", {"processes": said}
-
-
 def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> StepConfig:
     """Return the step that a GRPOConfig asks for.
 
     Args:
-        s: its keys, and those of ``accelerate launch``.
+        s: its keys, and those of what launches it.
         num_gpus: devices, where the caller gave a cluster.
         prompt_tokens: of the longest prompt, where the caller says.
 
     Raises:
         OptionError: a key's value is of the wrong kind.
     """
-    processes, dp_how, assumed = processes_of(s, num_gpus)
+    processes, nodes, dp_how, assumed = processes_of(s, num_gpus)
     each, accumulated, copies = s.whole(EACH), s.whole(ACCUMULATED), s.whole("num_generations")
     at_once = max(1, each * processes)
     batch, steps = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
+    steps = steps or (max(1, batch // at_once) if batch else accumulated)
+    samples, epochs = batch or at_once * steps, s.whole("num_iterations")
     found: list[Finding] = []
     rule = rules_into(found, f"TRL {RELEASE}")
-    config, trainer = "trl/trainer/grpo_config.py, __post_init__", "trl/trainer/grpo_trainer.py, _prepare_inputs"
-    rule(batch is None or steps is None or batch == at_once * steps,
-         "generation_batch_size and steps_per_generation exclude each other",
-         f"{batch} and {steps}", "Leave one out.", config)  # fmt: skip
-    rule(batch is None or batch % at_once == 0, f"generation_batch_size must be a multiple of {EACH} x processes",
-         f"{batch}, {each} x {processes} = {at_once}", f"Take {-(-(batch or 1) // at_once) * at_once}.", config)  # fmt: skip
-    steps = steps or (max(1, batch // at_once) if batch else accumulated)
-    samples = batch or at_once * steps
-    rule(samples % max(1, copies) == 0, "generation_batch_size must be a multiple of num_generations: groups are whole",
-         f"{each} x {processes} processes x {steps} = {samples}, {copies}", _whole_groups(each, processes, steps, copies),
-         config)  # fmt: skip
-    rule(copies >= 2, "num_generations must be at least 2: advantages compare the responses to one prompt", str(copies),
-         "Set num_generations=8, say.", config)  # fmt: skip
-    rule(not s.yes("auto_find_batch_size"), "auto_find_batch_size cannot be used with GRPO: groups would not stay whole", "true",
-         f"Set it to false and lower {EACH}.", config)  # fmt: skip
-    epochs = s.whole("num_iterations")
-    rule(steps * epochs % accumulated == 0, "an optimizer step adds up gradients over two generations: "
-         f"{ACCUMULATED} does not divide steps_per_generation x num_iterations", f"{accumulated}, {steps} x {epochs}",
-         f"Take steps_per_generation={-(-steps // accumulated) * accumulated}.", trainer, NOTE)  # fmt: skip
+    _check_grpo(s, rule, processes, samples, steps)
     lora = _lora(s, rule, assumed)
     response = s.whole("max_completion_length")
     prompt = prompt_tokens or _said_prompt(s, response) or PROMPT_TOKENS
     if prompt_tokens is None and _said_prompt(s, response) is None:
         assumed["prompt tokens"] = f"{prompt}: TRL {RELEASE} has no limit of them; explain(..., prompt_tokens=...) says it"
-    rollout, gpus = _grpo_rollout(s, processes, num_gpus, samples, assumed)
-    beta = s.number("beta")
+    rollout, gpus = _grpo_rollout(s, processes, nodes, num_gpus, samples, assumed)
+    s.leave_out(*(("vllm_",) * (not s.yes("use_vllm"))), *(("lora_", "use_dora") * (lora is None)))
     how = {
         "prompts": f"generation_batch_size {samples:,} / num_generations {copies}: TRL counts samples, not prompts",
         "responses per prompt": "num_generations",
@@ -134,26 +113,68 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         "mini-batch": f"{EACH} {each} x {processes} processes x {ACCUMULATED} {accumulated}", "data-parallel ranks": dp_how,
         "micro-batch per rank": f"{EACH}, counted in samples", "epochs": "num_iterations",
     }  # fmt: skip
-    model = s.text("model_name_or_path")
-    layout, states = Layout(dp=processes), _states(s, processes)
-    tokens = each * (prompt + response)
-    recompute = "full" * s.yes("gradient_checkpointing")
+    model, tokens = s.text("model_name_or_path"), each * (prompt + response)
+    layout, (states, never) = Layout(dp=processes), states_of(s, processes, nodes, assumed)
     roles = [RoleConfig(
         name="actor", model=model, pool="all", layout=layout, states=states, trained=True, train_tokens=tokens, pass_tokens=tokens,
-        recompute=recompute, lr=s.number("learning_rate"), never=_offloaded(s), lora=lora,
+        recompute="full" * _recomputes(s), lr=s.number("learning_rate"), never=never, lora=lora,
     )]  # fmt: skip
-    if beta:
-        frozen = RoleConfig(name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens)
+    if s.number("beta"):
+        away = ("weights",) * ("weights" in never)
+        frozen = RoleConfig(
+            name="reference", model=model, pool="all", layout=layout, states=states, pass_tokens=tokens, never=away
+        )  # fmt: skip
         roles.append(replace(frozen, base_of="actor" * (lora is not None)))  # with adapters off: grpo_trainer.py, use_adapter
     return StepConfig(
         system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours=_ours(s),
         options=_grpo_options(s, copies, response),
         prompts=max(1, samples // max(1, copies)), copies=max(1, copies), prompt_tokens=prompt, response_tokens=response,
         mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
-        pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=s.whole("num_machines"),
-        gpus_per_node=max(1, processes // max(1, s.whole("num_machines"))), rounding="carried", how=how, findings=tuple(found),
+        pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=nodes,
+        gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
+
+
+def _check_grpo(s: Settings, rule: Rule, processes: int, samples: int, steps: int) -> None:
+    """Check the rules of GRPOConfig, for ``samples`` of a generation that serves ``steps`` micro-batches of a process."""
+    each, accumulated, copies = s.whole(EACH), s.whole(ACCUMULATED), s.whole("num_generations")
+    batch, given = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
+    at_once, epochs = max(1, each * processes), s.whole("num_iterations")
+    config, trainer = "trl/trainer/grpo_config.py, __post_init__", "trl/trainer/grpo_trainer.py, _prepare_inputs"
+    rule(batch is None or given is None or batch == at_once * given,
+         "generation_batch_size and steps_per_generation exclude each other",
+         f"{batch} and {given}", "Leave one out.", config)  # fmt: skip
+    rule(batch is None or batch % at_once == 0, f"generation_batch_size must be a multiple of {EACH} x processes",
+         f"{batch}, {each} x {processes} = {at_once}", f"Take {-(-(batch or 1) // at_once) * at_once}.", config)  # fmt: skip
+    rule(samples % max(1, copies) == 0, "generation_batch_size must be a multiple of num_generations: groups are whole",
+         f"{each} x {processes} processes x {steps} = {samples}, {copies}", _whole_groups(each, processes, steps, copies),
+         config)  # fmt: skip
+    rule(copies >= 2, "num_generations must be at least 2: advantages compare the responses to one prompt", str(copies),
+         "Set num_generations=8, say.", config)  # fmt: skip
+    rule(not s.yes("auto_find_batch_size"), "auto_find_batch_size cannot be used with GRPO: groups would not stay whole", "true",
+         f"Set it to false and lower {EACH}.", config)  # fmt: skip
+    rule(steps * epochs % accumulated == 0, "an optimizer step adds up gradients over two generations: "
+         f"{ACCUMULATED} does not divide steps_per_generation x num_iterations", f"{accumulated}, {steps} x {epochs}",
+         f"Take steps_per_generation={-(-steps // accumulated) * accumulated}.", trainer, NOTE)  # fmt: skip
+    tp = s.whole("vllm_tensor_parallel_size") if s.yes("use_vllm") and s.text("vllm_mode") == "colocate" else 1
+    rule(processes % tp == 0, "the processes must be a multiple of vllm_tensor_parallel_size", f"{processes}, {tp}",
+         f"Take {math.gcd(processes, tp)}.", "trl/generation/vllm_generation.py, _init_vllm")  # fmt: skip
+    _check_deepspeed(s, rule, processes)
+
+
+def _check_deepspeed(s: Settings, rule: Rule, processes: int) -> None:
+    """Check that DeepSpeed's file or dict has the batches of the arguments."""
+    each, accumulated = s.whole(EACH), s.whole(ACCUMULATED)
+    same = dict(zip(OF_DEEPSPEED, (accumulated, accumulated, each, each * accumulated * processes), strict=True))
+    for key, value in same.items():
+        given = s.value(key)
+        rule(given in (None, "auto") or str(given) == str(value), f"{key} must be what the arguments say", f"{given}, {value}",
+             f"Set it to {value}, or to auto.", "transformers/integrations/deepspeed.py, trainer_config_process")  # fmt: skip
+
+
+def _recomputes(s: Settings) -> bool:
+    return s.yes("gradient_checkpointing") or s.yes("fsdp_activation_checkpointing")
 
 
 def _lora(s: Settings, rule: Rule, assumed: dict[str, str]) -> LoRA | None:
@@ -168,20 +189,22 @@ def _lora(s: Settings, rule: Rule, assumed: dict[str, str]) -> LoRA | None:
 
 
 def _ours(s: Settings) -> str:
-    if s.text("importance_sampling_level") == "sequence":
+    if s.one_of("importance_sampling_level", ("token", "sequence"), "learning") == "sequence":
         return "GSPO"
     return {"cispo": "CISPO", "dr_grpo": "DrGRPO"}.get(s.text("loss_type"), "GRPO")
 
 
 def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
-    high, scale = s.value("epsilon_high"), s.value("scale_rewards")
+    high, scale, delta = s.value("epsilon_high"), s.value("scale_rewards"), s.value("delta")
+    loss = s.one_of("loss_type", tuple(AGGREGATIONS), "learning")
     options = {
         "n": copies, "max_new_tokens": response, "temperature": s.number("temperature"), "kl_coef": s.number("beta"),
-        "clip": s.number("epsilon"), "entropy_coef": s.number("entropy_coef"), "aggregation": AGGREGATIONS.get(s.text("loss_type")),
+        "clip": s.number("epsilon"), "entropy_coef": s.number("entropy_coef"), "aggregation": AGGREGATIONS.get(loss),
+        "dual_clip": None if delta is None else s.number("delta"),
         "clip_high": None if high is None else s.number("epsilon_high"),
         "scale": scale if isinstance(scale, str) else "group" if scale else "none",
     }  # fmt: skip
-    if s.text("loss_type") == "cispo":  # it bounds the weight itself by epsilon_high, hfsdk its distance from 1
+    if loss == "cispo":  # it bounds the weight itself by epsilon_high, hfsdk its distance from 1
         options |= {"clip": None, "clip_high": s.number("epsilon_high") - 1.0 if high is not None else None}
     if s.yes("use_vllm") and s.yes("vllm_importance_sampling_correction"):
         level, _, bounds = s.text("vllm_importance_sampling_mode").partition("_")
@@ -191,8 +214,8 @@ def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
 
 
 def _said_prompt(s: Settings, response: int) -> int | None:
-    whole = s.maybe_whole("vllm_max_model_length")
-    return whole - response if whole and whole > response else None
+    alone, whole = s.maybe_whole("max_prompt_length"), s.maybe_whole("vllm_max_model_length")  # the first of releases up to 0.25
+    return alone or (whole - response if whole and whole > response else None)
 
 
 def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
@@ -206,7 +229,7 @@ def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
 
 
 def _grpo_rollout(
-    s: Settings, processes: int, num_gpus: int | None, samples: int, assumed: dict[str, str]
+    s: Settings, processes: int, nodes: int, num_gpus: int | None, samples: int, assumed: dict[str, str]
 ) -> tuple[RolloutConfig, dict[str, int]]:
     """Return the rollout, and the pool of its own that vLLM's server has."""
     if not s.yes("use_vllm"):
@@ -216,7 +239,7 @@ def _grpo_rollout(
     if s.text("vllm_mode") == "server":
         left = (num_gpus or 0) - processes
         if left < 1:
-            left = max(1, processes // max(1, s.whole("num_machines")))
+            left = max(1, processes // nodes)
             assumed["server"] = (
                 f"{left} GPUs for vLLM's server, as on a node of the trainer: it is started apart; cluster= counts them in"
             )
@@ -231,38 +254,13 @@ def _grpo_rollout(
     ), {}  # fmt: skip
 
 
-def _offloaded(s: Settings) -> tuple[str, ...]:
-    return ("optimizer",) * (s.value("deepspeed_config.offload_optimizer_device") in ("cpu", "nvme"))
-
-
-def _states(s: Settings, processes: int) -> States:
-    """Return how states lie: by default each process has all (DDP). The model is loaded in its files' dtype, bf16 nearly always."""
-    stage = s.value("deepspeed_config.zero_stage")
-    if isinstance(s.value("deepspeed"), dict):
-        stage = s.value("deepspeed").get("zero_optimization", {}).get("stage", stage)
-    if isinstance(stage, int) and 1 <= stage <= 3:
-        over = [processes if stage >= least else 1 for least in (3, 2, 1)]
-        return States(
-            name=f"ZeRO-{stage}", weights=2, gradients=2, optimizer=12, weights_over=over[0], gradients_over=over[1],
-            optimizer_over=over[2],
-        )  # fmt: skip
-    sharded = s.text("distributed_type") == "FSDP" or "full_shard" in str(s.value("fsdp") or "")
-    for key in ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward"):
-        s.value(key)
-    over = [processes if sharded else 1] * 3
-    return States(
-        name="FSDP" if sharded else "DDP", weights=2 + 2 * sharded, gradients=2 + 2 * sharded, optimizer=4 + 4 * sharded,
-        weights_over=over[0], gradients_over=over[1], optimizer_over=over[2],
-    )  # fmt: skip
-
-
 def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> StepConfig:
     """Return the step that a PPOConfig asks for; arguments as of :func:`read_grpo`.
 
     Raises:
         OptionError: a key's value is of the wrong kind.
     """
-    processes, dp_how, assumed = processes_of(s, num_gpus)
+    processes, nodes, dp_how, assumed = processes_of(s, num_gpus)
     each, accumulated, parts = s.whole(EACH), s.whole(ACCUMULATED), max(1, s.whole("num_mini_batches"))
     local, samples = each * accumulated, each * accumulated * processes
     found: list[Finding] = []
@@ -272,11 +270,12 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
     rule(local % parts == 0, "a process's batch must be a multiple of num_mini_batches",
          f"{each} x {accumulated} = {local}, {parts}",
          f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
+    _check_deepspeed(s, rule, processes)
     rule(not s.yes("whiten_rewards") or local // parts >= 8, "whitening needs mini-batches of at least 8 samples on each process",
          f"{local} / {parts} = {local // parts}", f"Take more {ACCUMULATED}, or fewer num_mini_batches.", source)  # fmt: skip
     response = s.whole("response_length")
-    prompt = prompt_tokens or PROMPT_TOKENS
-    if prompt_tokens is None:
+    prompt = prompt_tokens or s.maybe_whole("max_prompt_length", 1) or PROMPT_TOKENS
+    if prompt_tokens is None and s.value("max_prompt_length") is None:
         assumed["prompt tokens"] = f"{prompt}: PPOConfig has no limit of them; explain(..., prompt_tokens=...) says it"
     how = {
         "prompts": f"{EACH} {each} x {ACCUMULATED} {accumulated} x {processes} processes (batch_size)",
@@ -290,13 +289,13 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
         "gamma": s.number("gamma"), "lam": s.number("lam"), "whiten_rewards": s.yes("whiten_rewards"),
         **({} if missing is None else {"missing_eos_penalty": s.number("missing_eos_penalty")}),
     }  # fmt: skip
-    layout, states = Layout(dp=processes), _states(s, processes)
+    layout, (states, never) = Layout(dp=processes), states_of(s, processes, nodes, assumed)
     model = s.text("sft_model_path") or s.text("model_name_or_path")
     tokens, forward = each * (prompt + response), s.whole("local_rollout_forward_batch_size") * (prompt + response)
     common: dict[str, Any] = {"pool": "all", "layout": layout, "states": states, "pass_tokens": forward}
     learned: dict[str, Any] = {
-        "trained": True, "train_tokens": tokens, "recompute": "full" * s.yes("gradient_checkpointing"),
-        "lr": s.number("learning_rate"), "never": _offloaded(s),
+        "trained": True, "train_tokens": tokens, "recompute": "full" * _recomputes(s),
+        "lr": s.number("learning_rate"), "never": never,
     }  # fmt: skip
     scorer, lora = s.text("reward_model_path"), _lora(s, rule, assumed)
     roles = (
@@ -305,7 +304,6 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
         RoleConfig(name="critic", model=scorer or model, head="scalar", **common, **learned),
         RoleConfig(name="reward", model=scorer or model, head="scalar", **common),
     )  # fmt: skip
-    nodes = s.whole("num_machines")
     return StepConfig(
         system="TRL", release=PPO_RELEASE, algorithm="PPOConfig", ours="PPO", options=options, prompts=max(1, samples), copies=1,
         prompt_tokens=prompt, response_tokens=response, mini_batch=max(1, samples // parts), micro_batch=each, micro_tokens=None,
@@ -314,7 +312,7 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
             pool="all", layout=Layout(dp=processes), engine="transformers", shares_weights=True,
             rows=min(local, s.whole("local_rollout_forward_batch_size")),
         ),
-        nodes=nodes, gpus_per_node=max(1, processes // max(1, nodes)), rounding="carried", how=how, findings=tuple(found),
+        nodes=nodes, gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),
         assumed=assumed,
         reward=scorer or model,
     )  # fmt: skip

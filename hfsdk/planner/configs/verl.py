@@ -32,13 +32,14 @@ RECOMPUTE = f"{A}megatron.override_transformer_config.recompute_granularity"
 DEFAULTS: dict[str, Any] = {
     TRAIN: 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
     N: 1, MINI: 256, MICRO: None, OLD_MICRO: None, DYNAMIC: False, TOKENS: 16384,
-    f"{A}ppo_epochs": 1, f"{A}clip_ratio": 0.2, f"{A}clip_ratio_low": 0.2, f"{A}clip_ratio_high": 0.2, f"{A}entropy_coeff": 0,
+    f"{A}ppo_epochs": 1, f"{A}clip_ratio_low": 0.2, f"{A}clip_ratio_high": 0.2, f"{A}entropy_coeff": 0,
     f"{A}loss_agg_mode": "token-mean", f"{A}use_kl_loss": False, f"{A}kl_loss_coef": 0.001, f"{A}strategy": "fsdp",
     f"{A}policy_loss.loss_mode": "vanilla", f"{A}policy_loss.clip_cov_ratio": 0.0002, f"{A}policy_loss.clip_cov_lb": 1.0,
     f"{A}policy_loss.clip_cov_ub": 5.0, f"{A}policy_loss.kl_cov_ratio": 0.0002, f"{A}policy_loss.ppo_kl_coef": 0.1,
     f"{CORRECTION}rollout_is": None, f"{CORRECTION}rollout_is_threshold": 2.0,
     f"{A}optim.lr": 1e-6, f"{A}ulysses_sequence_parallel_size": 1, f"{A}fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{A}fsdp_config.fsdp_size": -1, f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
+    "reward_model.enable": False, "reward_model.model.path": None, f"{A}fsdp_config.fsdp_size": -1,
+    f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
     f"{A}fsdp_config.optimizer_offload": False, f"{A}megatron.tensor_model_parallel_size": 1,
     f"{A}megatron.pipeline_model_parallel_size": 1, f"{A}megatron.context_parallel_size": 1, f"{A}megatron.param_offload": False,
     f"{A}megatron.expert_model_parallel_size": 1, f"{A}megatron.expert_tensor_parallel_size": None,
@@ -52,8 +53,8 @@ DEFAULTS: dict[str, Any] = {
         }.items()
     },
     f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
-    f"{R}expert_parallel_size": 1,
-    f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0, f"{R}nnodes": 0,
+    f"{R}expert_parallel_size": 1, f"{R}max_model_len": None, f"{R}max_num_seqs": 1024,
+    f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0,
     f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
     f"{R}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
     f"{R}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}",
@@ -61,7 +62,7 @@ DEFAULTS: dict[str, Any] = {
     f"{REF}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
     f"{REF}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}", f"{REF}fsdp_config.param_offload": False,
     f"{REF}megatron.param_offload": False,
-    "critic.enable": None, "critic.model.path": "~/models/deepseek-llm-7b-chat", "critic.ppo_mini_batch_size": f"${{{MINI}}}",
+    "critic.enable": None, "critic.model.path": "~/models/deepseek-llm-7b-chat", 
     "critic.ppo_micro_batch_size": None, "critic.ppo_micro_batch_size_per_gpu": None,
     "critic.use_dynamic_bsz": f"${{{DYNAMIC}}}", "critic.ppo_max_token_len_per_gpu": 32768, "critic.optim.lr": 1e-5,
     "critic.model.enable_gradient_checkpointing": True, "critic.fsdp.param_offload": False, "critic.fsdp.optimizer_offload": False,
@@ -72,6 +73,8 @@ DEFAULTS: dict[str, Any] = {
     "model_engine": None,
 }  # fmt: skip
 """Of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
+
+ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 
 OURS = {
     "gae": "PPO", "grpo": "GRPO", "rloo": "RLOO", "remax": "ReMax", "reinforce_plus_plus": "ReinforcePlusPlus", "opo": "OPO",
@@ -94,10 +97,14 @@ def read_verl(settings: Settings) -> StepConfig:
     s = settings
     gpus_per_node, nodes = s.whole(f"{T}n_gpus_per_node"), s.whole(f"{T}nnodes")
     num_gpus = max(1, gpus_per_node * nodes)
-    megatron = "megatron" in (s.text("model_engine"), s.text(f"{A}strategy"))
+    engines = (s.one_of("model_engine", ENGINES, "sizes"), s.one_of(f"{A}strategy", ENGINES, "sizes"))
+    megatron = "megatron" in engines
     layout, split, dp_how = _trainer(s, num_gpus, megatron)
     dynamic, estimator = s.yes(DYNAMIC), s.text("algorithm.adv_estimator")
     prompt, response = s.whole("data.max_prompt_length"), s.whole("data.max_response_length")
+    most = s.maybe_whole(f"{R}max_model_len", 1)
+    if most is not None and most < prompt + response:  # vllm_async_server.py, generate: responses end there
+        s.odd[f"{R}max_model_len"] = (most, ("sizes",))
     copies, mini, prompts = s.whole(N), s.whole(MINI), s.whole(TRAIN)
     dp = layout.num_replicas
     micro = None if dynamic else s.maybe_whole(MICRO, 1) or _per_gpu(s.maybe_whole(OLD_MICRO, 1), num_gpus)
@@ -113,6 +120,7 @@ def read_verl(settings: Settings) -> StepConfig:
     }  # fmt: skip
     found = _findings(s, num_gpus, layout, split, megatron)
     loras = [_lora(s, model, megatron, rules_into(found, f"verl {RELEASE}")) for model in MODELS]
+    _left_out(s, megatron, loras)
     roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens, *loras)
     return StepConfig(
         system="verl", release=RELEASE, algorithm=estimator, ours=_ours(s, estimator),
@@ -121,8 +129,38 @@ def read_verl(settings: Settings) -> StepConfig:
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
         rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, rounding="up", how=how,
         findings=tuple(found),
-        reward=s.text("reward.reward_model.model_path") if s.yes("reward.reward_model.enable") else "a function",
+        reward=_reward(s),
     )  # fmt: skip
+
+
+def _reward(s: Settings) -> str:
+    """Return the model that scores, whose memory is not counted; its keys stood elsewhere up to 0.6."""
+    for part, path in (("reward.reward_model.", "model_path"), ("reward_model.", "model.path")):
+        if s.yes(f"{part}enable"):
+            s.odd[f"{part}enable"] = (True, ("memory", "seconds"))
+            return s.text(f"{part}{path}")
+    s.leave_out("reward.reward_model.", "reward_model.model.", "reward_model.rollout.", "reward_model.micro_batch_size",
+                "reward_model.strategy", "reward_model.n_gpus_per_node", "reward_model.nnodes", "reward_model.enable_resource_pool",
+                "reward_model.ulysses_", "reward_model.use_dynamic_bsz", "reward_model.forward_max_token_len_per_gpu",
+                "reward_model.max_length")  # fmt: skip
+    return "a function"
+
+
+def _left_out(s: Settings, megatron: bool, loras: list[LoRA | None]) -> None:
+    """Note the parts of a configuration that it does not use."""
+    engines = ("fsdp_config.", "fsdp.") if megatron else ("megatron.", "lora.")
+    s.leave_out(*(f"{part}{engine}" for part in (A, REF, "critic.", *MODELS) for engine in (*engines, "veomni.", "torchtitan.")))
+    if not _has_critic(s):
+        s.leave_out("critic.")
+    if not s.yes(f"{A}use_kl_loss") and not s.yes("algorithm.use_kl_in_reward"):
+        s.leave_out(REF)
+    for model, lora in zip(MODELS, loras, strict=True):
+        if lora is None:
+            s.leave_out(f"{model}lora", f"{model}exclude_modules")
+    for part, switch in (("distillation.", "enabled"), ("algorithm.filter_groups.", "enable"), (f"{A}qat.", "enable"),
+                         (f"{R}profiler.", "enable")):  # fmt: skip
+        if s.given.get(f"{part}{switch}") in (None, False):
+            s.leave_out(part)
 
 
 def _per_gpu(whole: int | None, num_gpus: int) -> int | None:
@@ -185,6 +223,7 @@ def _roles(
         name="actor", model=path, pool="all", layout=layout, states=states, trained=True, train_tokens=local(micro, tokens),
         pass_tokens=passes(R), recompute=checkpointed, lr=s.number(f"{A}optim.lr"),
         away=_away(s.yes(f"{A}{engine}.param_offload"), s.yes(f"{A}{engine}.optimizer_offload")), lora=lora,
+        split=1 if megatron else split, uneven=s.lays_out_layers(),
     )]  # fmt: skip
     if s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward"):
         gone = ("weights",) * s.yes(f"{REF}{engine}.param_offload")
@@ -222,8 +261,10 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
     tp, pp = s.whole(f"{R}tensor_model_parallel_size"), s.whole(f"{R}pipeline_model_parallel_size")
     dp, experts = max(1, num_gpus // max(1, tp * pp)), s.whole(f"{R}expert_parallel_size")  # vLLM's ep is tp x dp of an engine
     return RolloutConfig(
-        pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)), engine=s.text(f"{R}name") or "vllm",
+        pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)),
+        engine=s.one_of(f"{R}name", ("vllm", "sglang"), "memory", "seconds") or "vllm",
         gpu_share=s.share(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
+        max_num_seqs=s.whole(f"{R}max_num_seqs") * s.has(f"{R}max_num_seqs"),
     )  # fmt: skip
 
 
@@ -234,7 +275,7 @@ def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[st
     options = {
         "n": copies, "max_new_tokens": response, "temperature": s.number(f"{R}temperature"), "kl_coef": coef, "clip": low,
         "clip_high": high if high != low else None, "entropy_coef": s.number(f"{A}entropy_coeff"),
-        "aggregation": AGGREGATIONS.get(s.text(f"{A}loss_agg_mode")),
+        "aggregation": AGGREGATIONS.get(s.one_of(f"{A}loss_agg_mode", tuple(AGGREGATIONS), "learning")),
     }  # fmt: skip
     if estimator == "gae":
         options |= {"gamma": s.number("algorithm.gamma"), "lam": s.number("algorithm.lam")}
@@ -248,7 +289,8 @@ def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[st
 
 def _ours(s: Settings, estimator: str) -> str:
     ours = OURS.get(estimator, "")
-    return LOSSES.get(s.text(f"{A}policy_loss.loss_mode"), ours) if estimator == "grpo" else ours
+    mode = s.one_of(f"{A}policy_loss.loss_mode", ("vanilla", *LOSSES), "learning")
+    return LOSSES.get(mode, ours) if estimator == "grpo" else ours
 
 
 def _options_of_loss(s: Settings, mode: str) -> dict[str, Any]:

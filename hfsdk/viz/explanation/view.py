@@ -26,7 +26,7 @@ from hfsdk.viz.frame import Picture, bytes_text, count_text, role_colors, second
 from hfsdk.viz.memory.view import PARTS, WORDS
 from hfsdk.viz.plain import cut, finite
 
-CLASSES = {"broken": "hf-bad", "does not fit": "hf-bad", "note": "hf-busy"}
+CLASSES = {"not read": "hf-bad", "broken": "hf-bad", "does not fit": "hf-bad", "note": "hf-busy"}
 MOST_CALLS = 40
 MOST_KEYS = 400
 MOST_TEXT = 600
@@ -93,6 +93,8 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
     rows = [f"{row['name']} {_number(row['value'])}" for row in data["arithmetic"]]
     held = list(data["memory"])
     words = [f"Taken, for it is not said: {what}: {said}" for what, said in data["assumed"].items()]
+    if data["no_trace"]:
+        words.append(f"No {'' if data['memory'] else 'memory and no '}step: {data['no_trace']}")
     return {
         "picture": "explanation", "title": cut(data["title"], 200), "subtitle": subtitle,
         "summary": cut("; ".join([data["title"], subtitle, *rows]), 2000), "findings": findings,
@@ -106,7 +108,7 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
             r["states"] + ("" if r["trained"] else ", frozen")]
             for r in data["roles"]
         ],
-        "words": [*words, *([f"No memory and no step: {data['no_trace']}"] if data["no_trace"] else [])],
+        "words": words,
         "unread": [[key, said] for key, said in list(data["unread"].items())[:MOST_KEYS]],
         "defaults": [[key, cut(str(value), 120)] for key, value in list(data["defaults"].items())[:MOST_KEYS]],
         "code": data["code"],
@@ -132,8 +134,8 @@ class ExplanationPicture(Picture):
             lines.append(f"  {bar['label']}" if bar["kind"] == "heading" else f"    {bar['label']:<{wide}} {bar['text']}")
         lines += [f"  {' | '.join(role)}" for role in view["roles"]]
         lines += [f"  {word}" for word in view["words"]]
-        odd = [f"{key} ({said})" for key, said in view["unread"] if "no such key" in said or said.startswith("read as")]
-        count = len(view["unread"])
+        odd = [f"{key} ({said})" for key, said in view["unread"] if "could change" in said or said.startswith("read as")]
+        count = sum(not said.startswith("read as") for _, said in view["unread"])
         told = f"{count} key{'s' * (count != 1)} not read, {len(view['defaults'])} at their defaults"
         lines.append("; ".join([f"  {told}", *odd]))
         return "\n".join(lines)
@@ -150,6 +152,9 @@ def _has(memory: Sequence[Mapping[str, Any]], part: str) -> bool:
 def _verdict(data: Mapping[str, Any]) -> str:
     kinds = [one["kind"] for one in data["findings"]]
     broken, misfits = kinds.count("broken"), kinds.count("does not fit")
+    if "sizes" in data["withheld"]:
+        return "no numbers: keys that are not read could change them"
+    refused = bool(broken) or data["no_trace"].startswith("hfsdk refuses")
     words = [f"{broken} rule{'s' * (broken != 1)} broken" if broken else "no rule broken"]
     if misfits:
         words.append(
@@ -157,9 +162,10 @@ def _verdict(data: Mapping[str, Any]) -> str:
         )
     elif data["memory"]:
         least = min((finite(one["exists"]) or 0) - (finite(one["asked"]) or 0) for one in data["memory"])
-        words.append(f"fits, with {bytes_text(least)} free on the fullest device")
+        partly = refused or any(one["left_out"] for one in data["memory"])
+        words.append(("" if partly else "fits, with ") + f"{bytes_text(least)} free on the fullest device")
     else:
-        words.append("memory not worked out")
+        words.append("memory left out" if "memory" in data["withheld"] else "memory not worked out")
     if finite(data["seconds"]):
         words.append(f"a step of {seconds_text(data['seconds'])} simulated")
     return "; ".join(words)
