@@ -105,8 +105,8 @@ BUFFERS: dict[str, Any] = {
 def main(verl: Path, trl: Path, trl_ppo: Path, accelerate: Path, openrlhf: Path, *others: Path) -> None:
     *old, nemo = others
     configs = verl / "trainer" / "config"
-    others_of_verl = sorted(set(configs.glob("_generated_ppo_*.yaml")) - {configs / "_generated_ppo_trainer.yaml"})
-    of_verl = yaml_keys([configs / "_generated_ppo_trainer.yaml", *others_of_verl], 1)
+    first = [configs / f"_generated_ppo_{engine}trainer.yaml" for engine in ("", "megatron_")]
+    of_verl = yaml_keys([*first, *sorted(set(configs.glob("_generated_ppo_*.yaml")) - set(first))], 2)
     write("verl", "verl 0.9.1", of_verl | {"model_engine": UNKNOWN})
     import transformers.training_args as arguments
 

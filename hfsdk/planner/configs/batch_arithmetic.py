@@ -24,18 +24,18 @@ def batch_rows(step: StepConfig) -> tuple[Row, ...]:
     """Return the table's rows, in the order of the drawing above."""
     how = step.how
     per_rank = step.mini_batch / step.dp
-    steps = step.samples / step.mini_batch
+    steps = step.counted / step.mini_batch
     rows = [
-        Row(name="prompts", value=step.prompts, how=how["prompts"]),
+        Row(name="prompts", value=step.counted / step.copies if step.said_samples else step.prompts, how=how["prompts"]),
         Row(name="responses per prompt", value=step.copies, how=how["responses per prompt"]),
-        Row(name="samples", value=step.samples, how=how.get("samples", f"{step.prompts:,} prompts x {step.copies} responses")),
+        Row(name="samples", value=step.counted, how=how.get("samples", f"{step.prompts:,} prompts x {step.copies} responses")),
         Row(name="mini-batch", value=step.mini_batch, how=how["mini-batch"]),
         Row(name="data-parallel ranks", value=step.dp, how=how["data-parallel ranks"]),
         Row(name="mini-batch per rank", value=per_rank, how=f"{step.mini_batch:,} samples / {step.dp} ranks"),
         *_micro_rows(step, per_rank),
         Row(name="epochs", value=step.epochs, how=how["epochs"]),
         Row(
-            name="optimizer steps", value=_whole_steps(step), how=f"{step.samples:,} samples / {step.mini_batch:,} x {step.epochs}"
+            name="optimizer steps", value=_whole_steps(step), how=f"{step.counted:,} samples / {step.mini_batch:,} x {step.epochs}"
             + ("" if steps.is_integer() else f", {ROUNDED[step.rounding]}"),
         ),
         Row(
@@ -43,12 +43,12 @@ def batch_rows(step: StepConfig) -> tuple[Row, ...]:
             how=how.get("tokens of a sample", f"at most {step.prompt_tokens:,} prompt + {step.response_tokens:,} response"),
         ),
         Row(
-            name="tokens generated", value=step.samples * step.response_tokens,
-            how=f"at most {step.samples:,} samples x {step.response_tokens:,}",
+            name="tokens generated", value=step.counted * step.response_tokens,
+            how=f"at most {step.counted:,} samples x {step.response_tokens:,}",
         ),
         Row(
-            name="tokens trained on", value=step.samples * step.sample_tokens * step.epochs,
-            how=f"at most {step.samples:,} samples x {step.sample_tokens:,} x {step.epochs}, each pass over them",
+            name="tokens trained on", value=step.counted * step.sample_tokens * step.epochs,
+            how=f"at most {step.counted:,} samples x {step.sample_tokens:,} x {step.epochs}, each pass over them",
         ),
     ]  # fmt: skip
     return tuple(rows)
@@ -92,6 +92,6 @@ def mini_batches(step: StepConfig) -> int:
 
 
 def _whole_steps(step: StepConfig) -> float:
-    steps = step.samples / step.mini_batch
+    steps = step.counted / step.mini_batch
     whole = {"up": math.ceil(steps), "down": math.floor(steps), "carried": steps}[step.rounding]
     return whole * step.epochs

@@ -18,10 +18,10 @@ from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import read_named
-from hfsdk.planner.configs import openrlhf, zero_and_fsdp
+from hfsdk.planner.configs import openrlhf, verl, zero_and_fsdp
 from hfsdk.planner.configs.command_words import arguments_of, commands_of, job_words, program_of
 from hfsdk.planner.configs.settings import flatten
-from hfsdk.planner.configs.whose_config import SYSTEMS, system_of
+from hfsdk.planner.configs.whose_config import SYSTEMS, refuse_others, system_of
 
 MOST_BYTES = 2_000_000
 """Of the largest file that is read."""
@@ -66,6 +66,8 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     renamed: dict[str, str] = {}
     if found == "OpenRLHF":
         keys, renamed = openrlhf.named_now(keys)
+    elif found == "verl":
+        keys = verl.with_engine(keys)
     elif found == "TRL":
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
     return Given(what=name, system=found, keys=keys, renamed=renamed, runs=runs)
@@ -145,6 +147,7 @@ def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return the keys of a command line over those of the files that it names, and what it runs."""
     words = job_words(words)
+    refuse_others("the command line", program_of(words))  # before files are read, which are of another form
     found, files, dropped = arguments_of(words)
     below: dict[str, Any] = {}
     for name in files:

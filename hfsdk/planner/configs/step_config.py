@@ -178,6 +178,8 @@ class StepConfig:
     """What the configuration does not say -> what was taken, and how to say it."""
     reward: str = "a function"
     """What scores: a function, or a model's name."""
+    said_samples: int = 0
+    """Samples as the keys say them, where groups would not be whole; 0 where they are."""
     own: Mapping[str, RoleSpec] = field(default_factory=dict)
     """Of hfsdk's own configuration, the roles as they are declared, by name."""
     placed: Placement | None = None
@@ -187,6 +189,11 @@ class StepConfig:
     def samples(self) -> int:
         """Samples of one iteration."""
         return self.prompts * self.copies
+
+    @property
+    def counted(self) -> int:
+        """Samples of the table of batches: those that the keys say."""
+        return self.said_samples or self.samples
 
     @property
     def within(self) -> dict[str, str]:

@@ -129,6 +129,7 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         system="TRL", release=RELEASE, algorithm=f"GRPOConfig, loss {s.text('loss_type')}", ours=_ours(s),
         options=_grpo_options(s, copies, response),
         prompts=max(1, samples // max(1, copies)), copies=max(1, copies), prompt_tokens=prompt, response_tokens=response,
+        said_samples=samples if samples % max(1, copies) else 0,
         mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
         pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=nodes,
         gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),

@@ -61,7 +61,7 @@ DEFAULTS: dict[str, Any] = {
     f"{REF}log_prob_micro_batch_size": None, f"{REF}log_prob_micro_batch_size_per_gpu": None,
     f"{REF}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
     f"{REF}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}", f"{REF}fsdp_config.param_offload": False,
-    f"{REF}megatron.param_offload": False,
+    f"{REF}megatron.param_offload": f"${{oc.select:{A}megatron.param_offload,False}}",
     "critic.enable": None, "critic.model.path": "~/models/deepseek-llm-7b-chat", 
     "critic.ppo_micro_batch_size": None, "critic.ppo_micro_batch_size_per_gpu": None,
     "critic.use_dynamic_bsz": f"${{{DYNAMIC}}}", "critic.ppo_max_token_len_per_gpu": 32768, "critic.optim.lr": 1e-5,
@@ -73,6 +73,9 @@ DEFAULTS: dict[str, Any] = {
     "model_engine": None,
 }  # fmt: skip
 """Of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
+
+CONFIG_NAMES = {"ppo_trainer": "fsdp", "ppo_megatron_trainer": "megatron"}
+"""``--config-name`` of verl's own files -> the engine that it trains with."""
 
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 
@@ -86,6 +89,14 @@ LOSSES = {"gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "Clip
 """``policy_loss.loss_mode`` with the estimator ``grpo`` -> hfsdk's class."""
 
 AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
+
+
+def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return keys with the engine of the file of verl's own that ``--config-name`` names; another file stays named."""
+    engine = CONFIG_NAMES.get(str(keys.get("config_name", "")).removesuffix(".yaml"))
+    if engine is None:
+        return keys
+    return {f"{A}strategy": engine, **{key: value for key, value in keys.items() if key not in ("config_name", "config_path")}}
 
 
 def read_verl(settings: Settings) -> StepConfig:

@@ -54,7 +54,7 @@ class Other:
 OTHERS = (
     Other(name="slime", runs=r"slime[./]", keys=(
         "rollout_max_response_len", "hf_checkpoint", "ref_load", "rollout_num_gpus", "sglang_mem_fraction", "num_steps_per_rollout",
-        "rollout_temperature", "custom_generate_function_path",
+        "rollout_temperature", "custom_generate_function_path", "num_rollout$+global_batch_size",
     )),
     Other(name="ROLL", runs=r"roll/|start_rlvr_pipeline|start_agentic_pipeline", keys=(
         "num_return_sequences_in_group", "actor_train.", "actor_infer.", "rewards.", "pretrain$+response_length",
@@ -66,7 +66,7 @@ OTHERS = (
         "rlhf_type", "train_type", "tuner_type", "sleep_level", "external_plugins", "move_model_batches", "sft_type",
     )),
     Other(name="SkyRL", runs=r"skyrl", keys=("trainer.policy.", "generator.", "trainer.placement.", "trainer.algorithm.")),
-    Other(name="AReaL", runs=r"areal[./]", keys=(
+    Other(name="AReaL", runs=r"areal(ite)?[./]", keys=(
         "allocation_mode", "gconfig.", "actor.path", "rollout.max_head_offpolicyness", "cluster.fileroot", "actor.group_size",
         "recover.",
     )),
@@ -95,6 +95,8 @@ OTHERS = (
     Other(name="Tunix", runs=r"tunix", keys=("rl_training_config.", "grpo_config.", "reference_model_config.", "rollout_config.")),
     Other(name="verifiers", runs=r"vf-rl|vf-train", keys=("rollouts_per_example", "max_concurrent$+batch_size")),
     Other(name="RAGEN", runs=r"ragen[./]", keys=("agent_proxy.", "es_manager.", "ctx_manager.")),
+    Other(name="Trinity-RFT", runs=r"trinity run", keys=("algorithm.algorithm_type", "algorithm.repeat_times", "buffer.")),
+    Other(name="verl's generation or evaluation", runs=r"main_(generation|eval)"),
     Other(name="verl's SFT", runs=r"sft_trainer", keys=(
         "model.partial_pretrain", "data.micro_batch_size_per_gpu", "optim.lr$+data.train_batch_size",
     )),
@@ -129,9 +131,7 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     Raises:
         OptionError: it is of none that is read.
     """
-    other = next((one.name for one in OTHERS if re.search(one.runs, runs)), "")
-    if other:
-        raise _not_read(name, other)
+    refuse_others(name, runs)
     ran = next((system for system, pattern in MODULES.items() if re.search(rf"(^|\s|/)({pattern})", runs)), "")
     if ran:
         return ran
@@ -153,6 +153,17 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
             f"are {READ}. If it is {found}'s, say system={found!r}; numbers that other keys could change are then left out."
         )
     return found
+
+
+def refuse_others(name: str, runs: str) -> None:
+    """Refuse what runs a system that is not read.
+
+    Raises:
+        OptionError: it does.
+    """
+    for one in OTHERS:
+        if re.search(one.runs, runs):
+            raise _not_read(name, one.name)
 
 
 def _has(keys: Mapping[str, object], sign: str) -> bool:
