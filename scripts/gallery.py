@@ -157,7 +157,7 @@ def why_plates(plates: list[Plate]) -> None:
         "algorithm.adv_estimator=grpo", "data.train_batch_size=1024", "actor_rollout_ref.rollout.n=5",
         "actor_rollout_ref.actor.ppo_mini_batch_size=256", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=160", "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B",
-        "actor_rollout_ref.rollout.gpu_memory_utilization=0.8", "trainer.test_frec=5",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.8", "trainer.save_freq=5",
     ])  # fmt: skip
     plates.append(
         Plate("explanation", "What a configuration means", "hf.explain(config)", hf.viz.picture(explained),

@@ -125,7 +125,7 @@ class Explanation:
         roles = [
             {
                 "role": role.name, "model": role.model, "pool": role.pool, "devices": step.pools[role.pool],
-                "layout": layouts_text(role, rollout), "states": "" if MEMORY in self.withheld else states_text(role),
+                "layout": layouts_text(role, rollout), "states": "not said" if MEMORY in self.withheld else states_text(role),
                 "trained": role.trained,
             }
             for role in step.roles if SIZES not in self.withheld
@@ -313,7 +313,7 @@ def _explained(
         made, trace, no_trace = code_of(step, specs, on, simulated=SECONDS not in withheld)
         code = _with_comment(made, withheld).text()
     if SECONDS in withheld:
-        no_trace = f"it is left out: {', '.join(withheld[SECONDS])} could change it"
+        no_trace = f"{', '.join(withheld[SECONDS][:MOST_NAMED])} could change it, and is not read"
     order = (UNREAD, BROKEN, "does not fit", NOTE)
     return Explanation(
         step=step, arithmetic=tuple(_shown(row, withheld) for row in batch_rows(step)), memory=memory,

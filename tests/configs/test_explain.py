@@ -798,3 +798,141 @@ def test_experts_that_megatron_could_not_spread_are_told():
 def test_names_of_mixtures_on_the_hub(name, preset):
     found = spec_named(name)
     assert (found.name if found else None) == preset
+
+
+# ---------------------------------------------------------------- launchers, DeepSpeed and FSDP
+
+
+QWEN = {"model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 8, "num_generations": 8}
+ARGUMENTS = "grpo.py " + " ".join(f"--{key} {value}" for key, value in QWEN.items())
+DEEPSPEED = {"deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}}
+
+
+def states(found: Any) -> list[Any]:
+    held = found.step.roles[0]
+    return [held.states.name, held.states.weights_over, held.states.gradients_over, held.states.optimizer_over, held.never]
+
+
+@each("config, processes, said", [
+    (f"accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 {ARGUMENTS}", 8, ["ZeRO-3", 8, 8, 8, ()]),
+    (f"accelerate launch --num_processes 8 --use_deepspeed {ARGUMENTS}", 8, ["ZeRO-2", 1, 8, 8, ()]),
+    ({**QWEN, **DEEPSPEED, "num_processes": 8}, 8, ["ZeRO-3", 8, 8, 8, ("optimizer",)]),
+    ({**QWEN, "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"}, "distributed_type": "DEEPSPEED",
+      "num_processes": 8}, 8, ["ZeRO-3", 8, 8, 8, ("weights",)]),
+    ({**QWEN, "fsdp": "full_shard auto_wrap", "num_processes": 8}, 8, ["FSDP", 8, 8, 8, ()]),
+    ({**QWEN, "fsdp": "shard_grad_op", "num_processes": 8}, 8, ["FSDP", 1, 8, 8, ()]),
+    ({**QWEN, "fsdp": ["full_shard", "offload"], "num_processes": 8}, 8,
+     ["FSDP", 8, 8, 8, ("weights", "gradients", "optimizer")]),
+    ({**QWEN, "fsdp": True, "fsdp_config": {"reshard_after_forward": False}, "num_processes": 8}, 8, ["FSDP", 1, 8, 8, ()]),
+    ({**QWEN, "fsdp": "hybrid_shard", "num_processes": 8, "num_machines": 2}, 8, ["FSDP", 4, 4, 4, ()]),
+    (f"accelerate launch --num_processes 8 --use_fsdp --fsdp_sharding_strategy 2 {ARGUMENTS}", 8, ["FSDP", 1, 8, 8, ()]),
+    (f"torchrun --nnodes 2 --nproc-per-node=8 {ARGUMENTS}", 16, ["DDP", 1, 1, 1, ()]),
+    (f"CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node gpu {ARGUMENTS}", 4, ["DDP", 1, 1, 1, ()]),
+    (f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch {ARGUMENTS}", 2, ["DDP", 1, 1, 1, ()]),
+    (f"CUDA_VISIBLE_DEVICES=0 python {ARGUMENTS}", 1, ["DDP", 1, 1, 1, ()]),
+    (f"deepspeed --num_gpus 4 --num_nodes 2 {ARGUMENTS}", 8, ["DDP", 1, 1, 1, ()]),
+    (f"deepspeed --include localhost:0,1@other:2,3,4 {ARGUMENTS}", 5, ["DDP", 1, 1, 1, ()]),
+])  # fmt: skip
+def test_launchers_zero_and_fsdp_are_read_however_they_are_said(config, processes, said):
+    found = hf.explain(config)
+    assert found["data-parallel ranks"] == processes
+    assert found["samples"] == 8 * processes
+    assert states(found) == said
+    assert found.withheld == {}
+
+
+def test_zero_three_holds_an_eighth_on_each_of_eight_devices():
+    """2 + 2 + 12 bytes a parameter (arXiv 1910.02054), and of ZeRO-1 the moments alone are cut."""
+    spec = spec_named("Qwen/Qwen2.5-7B")
+    held = {}
+    for stage in (1, 3):
+        found = hf.explain({**QWEN, "num_processes": 8, "deepspeed": {"zero_optimization": {"stage": stage}}})
+        parts = {one.phase: one.parts for one in found.memory}["learning"]
+        held[stage] = [parts[name] / spec.num_parameters() for name in ("weights", "gradients", "optimizer")]
+    assert held[3] == pytest.approx([2 / 8, 2 / 8, 12 / 8], rel=0.01)
+    assert held[1] == pytest.approx([2, 2, 12 / 8], rel=0.01)
+
+
+def test_under_zero_three_transformers_generates_with_all_weights_on_each_device():
+    """``unwrap_model_for_generation`` of TRL gathers them, but for ``ds3_gather_for_generation=False``."""
+    zero = {**QWEN, "num_processes": 8, "deepspeed": {"zero_optimization": {"stage": 3}}}
+    spec = spec_named("Qwen/Qwen2.5-7B")
+    held = [
+        {one.phase: one.parts for one in hf.explain({**zero, **more}).memory}["generation"]["rollout"]
+        for more in ({}, {"ds3_gather_for_generation": False}, {"deepspeed": {"zero_optimization": {"stage": 2}}})
+    ]
+    assert held == pytest.approx([2 * spec.num_parameters(), 0, 0], rel=0.01)
+
+
+@each("config, key", [
+    (f"NPROC_PER_NODE=4 python {ARGUMENTS}", "NPROC_PER_NODE"), (f"torchrun --nnodes 1:4 --nproc_per_node 8 {ARGUMENTS}", "nnodes"),
+    (f"CUDA_VISIBLE_DEVICES=0,1 python {ARGUMENTS}", "CUDA_VISIBLE_DEVICES"),
+])  # fmt: skip
+def test_where_the_processes_are_not_told_no_number_is_given_until_a_cluster_is(config, key):
+    assert hf.explain(config).withheld["sizes"] == (key,)
+    assert hf.explain(config)["samples"] is None
+    if key == "NPROC_PER_NODE":
+        assert hf.explain(config, cluster="1x4 H100")["samples"] == 32
+
+
+@each("key, value", [
+    ("gradient_accumulation_steps", 4), ("train_micro_batch_size_per_gpu", 4), ("train_batch_size", 8),
+])  # fmt: skip
+def test_deepspeeds_batches_are_those_of_the_arguments(key, value):
+    config = {**QWEN, "num_processes": 8}
+    assert f"deepspeed.{key} must be" in kinds(hf.explain({**config, f"deepspeed.{key}": value}), "broken")
+    assert kinds(hf.explain({**config, f"deepspeed.{key}": "auto"}), "broken") == ""
+
+
+# ---------------------------------------------------------------- heads and layers
+
+
+NEMO = {"policy.model_name": "Qwen/Qwen2.5-7B", "policy.train_global_batch_size": 512, "cluster.gpus_per_node": 8}
+MEGATRON = {"policy.dtensor_cfg.enabled": False, "policy.megatron_cfg.enabled": True, "policy.logprob_batch_size": 4}
+
+
+@each("config, said", [
+    ({**NEMO, "policy.dtensor_cfg.tensor_parallel_size": 8}, "DTensor's tensor parallelism must divide the attention heads"),
+    ({**NEMO, "policy.model_name": "Qwen/Qwen2.5-3B", "policy.dtensor_cfg.tensor_parallel_size": 4}, "the key/value heads; got"),
+    ({**NEMO, **MEGATRON, "policy.megatron_cfg.tensor_model_parallel_size": 8}, "Megatron's tensor parallelism must divide the a"),
+    ({**NEMO, **MEGATRON, "policy.megatron_cfg.pipeline_model_parallel_size": 8}, "must divide the layers"),
+    ({**DOUBTS, "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B", f"{R}tensor_model_parallel_size": 8}, "vLLM's tensor"),
+    ({**DOUBTS, "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B", f"{A}ulysses_sequence_parallel_size": 8}, "Ulysses' ranks"),
+])  # fmt: skip
+def test_heads_and_layers_that_cannot_be_cut_are_told_with_what_can(config, said):
+    found = hf.explain(config)
+    (wrong,) = [one for one in found.findings if said in str(one)]
+    assert wrong.kind == "broken"
+    assert wrong.source
+    for number in re.findall(r"\d+", wrong.do):
+        keys = [key for key, value in config.items() if value == 8 or (value == 4 and key.endswith("parallel_size"))]
+        key = next(key for key in keys if key.endswith("parallel_size"))
+        assert said not in kinds(hf.explain({**config, key: int(number)}), "broken")
+
+
+def test_four_ranks_share_two_key_value_heads_in_megatron_and_in_vllm():
+    """Qwen2.5-3B: 16 and 2 heads; transformer_config.py and vLLM's models repeat them, DTensor does not."""
+    shared = {**NEMO, **MEGATRON, "policy.model_name": "Qwen/Qwen2.5-3B", "policy.megatron_cfg.tensor_model_parallel_size": 4}
+    assert "heads" not in kinds(hf.explain({**shared, "policy.generation.vllm_cfg.tensor_parallel_size": 4}), "broken")
+
+
+def test_layers_may_lie_unevenly_where_a_key_says_how():
+    uneven = {**NEMO, **MEGATRON, "policy.megatron_cfg.pipeline_model_parallel_size": 8}
+    told = hf.explain({**uneven, "policy.megatron_cfg.num_layers_in_first_pipeline_stage": 0})
+    assert "must divide the layers" not in kinds(told, "broken")
+
+
+def test_fits_is_not_said_above_a_refusal():
+    from hfsdk.viz.explanation.view import explanation_view
+
+    few = {**DOUBTS, f"{A}ppo_micro_batch_size_per_gpu": 8, f"{R}log_prob_micro_batch_size_per_gpu": 8,
+           "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8}  # fmt: skip
+    right = hf.explain(few, model="qwen2.5-1.5b")
+    assert "fits, with" in explanation_view(right.view())["subtitle"]
+    refused = {**right.view(), "no_trace": "hfsdk refuses this step: for a reason"}
+    assert "fits" not in explanation_view(refused)["subtitle"]
+    wrong = hf.explain({**few, f"{A}ppo_micro_batch_size_per_gpu": 7}, model="qwen2.5-1.5b")
+    assert "fits" not in explanation_view(wrong.view())["subtitle"]
+    unknown = hf.explain({**few, "algorithm.adv_estimator": "gae", "critic.model.path": "of/nobody"}, model="qwen2.5-1.5b")
+    assert [one.left_out for one in unknown.memory if one.left_out]
+    assert "fits" not in explanation_view(unknown.view())["subtitle"]

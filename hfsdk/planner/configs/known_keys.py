@@ -55,4 +55,4 @@ def is_of_now(system: str, key: str) -> bool:
 def nearest_key(system: str, key: str) -> str:
     """Return the key of a release that one is a slip of, as words; ``""`` where none is near."""
     near = difflib.get_close_matches(key, known_keys(system), n=1, cutoff=0.75)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -233,7 +233,11 @@ def _rollout(step: StepConfig, specs: Specs, device: DeviceSpec, phase: str) -> 
     if phase != "generation" and (rollout.sleeps or rollout.shares_weights):
         return {}
     tp = rollout.layout.tp
-    weights = 0 if rollout.shares_weights else 2 * rollout_parameters(spec, tp, rollout.layout.ep) // rollout.layout.pp
+    weights = (
+        0
+        if rollout.shares_weights and not rollout.gathers
+        else 2 * rollout_parameters(spec, tp, rollout.layout.ep) // rollout.layout.pp
+    )
     if rollout.gpu_share:
         return {"rollout": weights, "kv_cache": max(0, round(rollout.gpu_share * device.memory_bytes) - weights)}
     cache = rollout.cache_bytes or rollout.rows * _sequence_bytes(step, spec, rollout, tp)

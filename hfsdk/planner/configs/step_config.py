@@ -131,6 +131,8 @@ class RolloutConfig:
     """Bytes of its key/value cache where they are said."""
     shares_weights: bool = False
     """Whether it generates with the trainer's own weights (transformers)."""
+    gathers: bool = False
+    """Whether each device has those whole while it generates, where they are cut over ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ MOST_COPIES = 4096
 PROMPT_TOKENS = 512
 """Taken where nothing says how long prompts are."""
 
+GATHERED = "ds3_gather_for_generation"
 OF_DEEPSPEED = (
     "deepspeed_config.gradient_accumulation_steps", "deepspeed.gradient_accumulation_steps",
     "deepspeed.train_micro_batch_size_per_gpu", "deepspeed.train_batch_size",
@@ -39,7 +40,7 @@ OF_DEEPSPEED = (
 COMMON: dict[str, Any] = {
     **LAUNCH_DEFAULTS, EACH: 8, ACCUMULATED: 1, "model_name_or_path": None, "gradient_checkpointing": True, "use_peft": False,
     "lora_r": 16, "lora_alpha": 32, "lora_target_modules": None, "use_rslora": False,
-    **dict.fromkeys(OF_DEEPSPEED), "max_prompt_length": None,
+    **dict.fromkeys(OF_DEEPSPEED), "max_prompt_length": None, GATHERED: True,
 }  # fmt: skip
 """Of transformers, of what launches it, and of earlier releases."""
 
@@ -104,7 +105,8 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     prompt = prompt_tokens or _said_prompt(s, response) or PROMPT_TOKENS
     if prompt_tokens is None and _said_prompt(s, response) is None:
         assumed["prompt tokens"] = f"{prompt}: TRL {RELEASE} has no limit of them; explain(..., prompt_tokens=...) says it"
-    rollout, gpus = _grpo_rollout(s, processes, nodes, num_gpus, samples, assumed)
+    layout, (states, never) = Layout(dp=processes), states_of(s, processes, nodes, assumed)
+    rollout, gpus = _grpo_rollout(s, processes, nodes, num_gpus, samples, states.name == "ZeRO-3", assumed)
     s.leave_out(*(("vllm_",) * (not s.yes("use_vllm"))), *(("lora_", "use_dora") * (lora is None)))
     how = {
         "prompts": f"generation_batch_size {samples:,} / num_generations {copies}: TRL counts samples, not prompts",
@@ -114,7 +116,6 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         "micro-batch per rank": f"{EACH}, counted in samples", "epochs": "num_iterations",
     }  # fmt: skip
     model, tokens = s.text("model_name_or_path"), each * (prompt + response)
-    layout, (states, never) = Layout(dp=processes), states_of(s, processes, nodes, assumed)
     roles = [RoleConfig(
         name="actor", model=model, pool="all", layout=layout, states=states, trained=True, train_tokens=tokens, pass_tokens=tokens,
         recompute="full" * _recomputes(s), lr=s.number("learning_rate"), never=never, lora=lora,
@@ -230,12 +231,13 @@ def _whole_groups(each: int, processes: int, steps: int, copies: int) -> str:
 
 
 def _grpo_rollout(
-    s: Settings, processes: int, nodes: int, num_gpus: int | None, samples: int, assumed: dict[str, str]
+    s: Settings, processes: int, nodes: int, num_gpus: int | None, samples: int, gathered: bool, assumed: dict[str, str]
 ) -> tuple[RolloutConfig, dict[str, int]]:
     """Return the rollout, and the pool of its own that vLLM's server has."""
     if not s.yes("use_vllm"):
         return RolloutConfig(
-            pool="all", layout=Layout(dp=processes), engine="transformers", rows=-(-samples // processes), shares_weights=True
+            pool="all", layout=Layout(dp=processes), engine="transformers", rows=-(-samples // processes), shares_weights=True,
+            gathers=s.yes(GATHERED) and gathered,
         ), {}  # fmt: skip
     if s.text("vllm_mode") == "server":
         left = (num_gpus or 0) - processes
@@ -311,7 +313,7 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
         epochs=s.whole("num_ppo_epochs"), dp=processes, pools={"all": processes}, roles=roles,
         rollout=RolloutConfig(
             pool="all", layout=Layout(dp=processes), engine="transformers", shares_weights=True,
-            rows=min(local, s.whole("local_rollout_forward_batch_size")),
+            rows=min(local, s.whole("local_rollout_forward_batch_size")), gathers=s.yes(GATHERED) and states.name == "ZeRO-3",
         ),
         nodes=nodes, gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),
         assumed=assumed,

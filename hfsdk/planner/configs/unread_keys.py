@@ -138,12 +138,13 @@ class Unread:
         kinds = [SIZES] if SIZES in kinds else kinds
         keys = list(dict.fromkeys(key for kind in kinds for key in self.withheld[kind]))
         named = ", ".join(keys[:MOST_NAMED]) + f" and {len(keys) - MOST_NAMED} more" * (len(keys) > MOST_NAMED)
-        words = " and ".join(IN_WORDS[kind] for kind in kinds)
-        first = keys[0]
+        words, first = " and ".join(IN_WORDS[kind] for kind in kinds), keys[0]
+        without = "none is given" if SIZES in kinds else "what hangs on them is left out"
+        said = self.said[first].split("; it could change")[0]
         return (Finding(
-            kind=UNREAD, rule=f"keys could change {words}, and are not read here: it is left out",
-            got=f"{named}: {self.said[first]}",
-            do=f"Correct it, or leave out what has no effect: hf.explain(..., ['~{first}']).",
+            kind=UNREAD, rule=f"keys that are not read here could change {words}, and {without}", got=f"{named}: {said}",
+            do=f"{'Correct it, or' if 'no such key' in said else 'Where it has no effect,'} leave it out: "
+            f"hf.explain(..., ['~{first}']).",
         ),)  # fmt: skip
 
 

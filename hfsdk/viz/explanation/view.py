@@ -93,12 +93,13 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
     rows = [f"{row['name']} {_number(row['value'])}" for row in data["arithmetic"]]
     held = list(data["memory"])
     words = [f"Taken, for it is not said: {what}: {said}" for what, said in data["assumed"].items()]
-    if data["no_trace"]:
+    none = "sizes" in data["withheld"]  # told above, once
+    if data["no_trace"] and not none:
         words.append(f"No {'' if data['memory'] else 'memory and no '}step: {data['no_trace']}")
     return {
         "picture": "explanation", "title": cut(data["title"], 200), "subtitle": subtitle,
         "summary": cut("; ".join([data["title"], subtitle, *rows]), 2000), "findings": findings,
-        "arithmetic": [{"name": r["name"], "value": _number(r["value"]), "how": r["how"]} for r in data["arithmetic"]],
+        "arithmetic": [{"name": r["name"], "value": _number(r["value"]), "how": r["how"]} for r in data["arithmetic"] if not none],
         "bars": _bars(data, held),
         "parts": [{"label": WORDS.get(name, name), "color": color} for name, color in PARTS.items() if _has(held, name)],
         "most_bytes": max([1.0, *(n for one in held for n in (finite(one["asked"]), finite(one["exists"])) if n)]),

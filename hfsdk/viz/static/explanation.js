@@ -16,6 +16,7 @@ function render({ model, el }) {
   const wide = () => Math.max(480, Math.min(1100, f.root.clientWidth - 16 || 900));
 
   function table(parent, heads, rows) {
+    if (!rows.length) return;
     const box = H("div", { style: "overflow-x:auto" }, parent),
       t = H("table", {}, box),
       head = H("tr", {}, H("thead", {}, t)),
@@ -115,6 +116,7 @@ function render({ model, el }) {
     if (view.unread.length) table(folded(f.below, `Not read (${view.unread.length})`), ["key", "said of it"], view.unread);
     if (view.defaults.length)
       table(folded(f.below, `At their defaults (${view.defaults.length})`), ["key", "default"], view.defaults);
+    if (!view.code) return;
     const code = folded(f.below, "The same step in hfsdk");
     H("pre", { style: "white-space:pre-wrap;margin:4px 0" }, code, view.code);
   }
