@@ -21,6 +21,7 @@ from hfsdk.core.files import FileSum, check_files
 from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import parse_json, private_copy, read_file, read_json, regular_names
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles, weight_names
+from hfsdk.core.whole_folders import check_model_weights
 from hfsdk.engine.weights.model_folders import Manifest
 from tests.session.scripted import ScriptedRuntime
 from tests.strange_folders import INDEX, header_bytes, make_folder, tensors_bytes
@@ -76,7 +77,7 @@ def snapshot(tmp_path):
 def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(snapshot, tmp_path):
     spec = hf.ModelSpec.from_folder(snapshot)
     with WeightFiles(snapshot) as files:
-        files.check(spec)
+        check_model_weights(files, spec)
     assert load_tokenizer(snapshot).encode("a film")
     assert [mark.name for mark in Manifest.of(snapshot).files] == sorted(path.name for path in snapshot.iterdir())
     (tmp_path / "mine").symlink_to(snapshot)
@@ -201,11 +202,11 @@ def test_what_a_configuration_names_is_not_opened(folder, key):
 
 def test_keys_that_nobody_reads_reach_no_library(folder):
     whole = read_json(folder, "config.json")
-    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "rope_parameters": {"attn_factor": 7}}
+    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "rope_parameters": {"finetuned": 7}}
     (folder / "config.json").write_text(json.dumps({**whole, **odd}))
     config = load_config(folder)
     assert (config.num_labels, config.hidden_size, config.model_type) == (2, whole["hidden_size"], "llama")
-    assert "attn_factor" not in config.rope_parameters
+    assert "finetuned" not in config.rope_parameters
     assert load_tokenizer(folder).encode("a film")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hfsdk.core.arguments import Learning, LogProbs
+from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Layout
 from hfsdk.core.microbatch import plan_pass, plan_update
 from hfsdk.core.roles import AdamW, RoleSpec
@@ -24,7 +25,6 @@ from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.worker.hosted import HostedRole
 from hfsdk.engine.worker.role_host import WorkerSetup
 from hfsdk.engine.worker.worker import Worker
-from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 
 NEVER = SafePoint(lambda: False)
 

@@ -1,7 +1,8 @@
-"""What a Hugging Face ``config.json`` says, key by key: every key that changes what is computed is read here or refused.
+"""What a Hugging Face ``config.json`` says, key by key: each is read here, is known to change no number, or is refused.
 
 transformers is the reference. A key that vLLM's model takes and transformers' does not (or the other way round) would give two
-models from one folder, so it is refused as well.
+models from one folder, so it is refused as well. So is a key that nobody here knows: what it asks for would be left out in silence.
+A key that is null says nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ CLASS_PREFIXES = {"llama": "Llama", "mistral": "Mistral", "phi3": "Phi3", "qwen2
 
 HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 """Head of a model -> how transformers' class names with it end."""
+
+SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
+"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
 
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
@@ -42,24 +46,92 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
     "dual_chunk_attention_config": ({}, "attention over the whole text at once"),
     "llama_4_scaling": ({}, "attention of one scale at every position"),
     "ada_rms_norm_t_cond": (False, "norms without a condition"),
+    "qk_norm": (False, "queries and keys as the family has them"),
+    "use_qk_norm": (False, "queries and keys as the family has them"),
+    "use_mrope": (False, "positions of one number a token"),
+    "lm_head_bias": (False, "a head without a bias"),
+    "embedding_multiplier": (1, "embeddings as they are"),
+    "residual_multiplier": (1, "sums without a weight"),
+    "logits_scaling": (1, "logits as they are"),
+    "full_attn_mod": (1, "attention of one kind in every layer"),
+    "interpolate_factor": (1, "rotary positions as the rope parameters say"),
+    "is_encoder_decoder": (False, "a decoder alone"),
+    "add_cross_attention": (False, "a decoder alone"),
+    "tie_encoder_decoder": (False, "a decoder alone"),
+    "pruned_heads": ({}, "all heads of a layer"),
+    "fusion_config": ({}, "the layers of the family"),
+    "transformers_weights": ("model.safetensors", "weights that lie in model.safetensors, or in the files that its index names"),
 }
 """Key of a ``config.json`` that changes what is computed and that the engines do not take -> its neutral value, and what they run.
 
-Dropout (``attention_dropout``) is left out: RLHF trains without."""
+Dropout (:data:`WITHOUT_EFFECT`) is left out: RLHF trains without."""
+
+SAMPLING = (
+    "temperature", "top_k", "top_p", "do_sample", "max_length", "max_new_tokens", "num_return_sequences", "min_length", "num_beams",
+    "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "repetition_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "typical_p", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
+    "forced_eos_token_id", "exponential_decay_length_penalty", "remove_invalid_values",
+)  # fmt: skip
+"""How texts are drawn, as transformers before 5 wrote it into every model's config; ``generate`` is told by its arguments."""
+
+WITHOUT_EFFECT = {
+    "where the file comes from": (
+        "transformers_version", "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "_from_auto",
+        "_from_pipeline", "_configuration_file", "_auto_class", "auto_map", "custom_pipelines", "finetuning_task",
+        "task_specific_params", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+    ),
+    "the dtype of the file": ("dtype", "torch_dtype", "use_bfloat16"),
+    "what weights are drawn from": ("initializer_range", "initializer_factor"),
+    "how it is trained": (
+        "attention_dropout", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout", "mlp_dropout", "gradient_checkpointing",
+    ),
+    "how it is computed, and not what": (
+        "use_cache", "pretraining_tp", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
+        "_attn_implementation_autoset", "_flash_attn_2_enabled", "chunk_size_feed_forward", "torchscript", "tf_legacy_loss",
+        "xla_device", "cache_implementation",
+    ),
+    "what transformers returns": (
+        "return_dict", "output_attentions", "_output_attentions", "output_hidden_states", "output_scores",
+        "return_dict_in_generate",
+    ),
+    "tokens; ends of a text are read by themselves": (
+        "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "cls_token_id", "mask_token_id",
+        "decoder_start_token_id", "tokenizer_class", "prefix",
+    ),
+    "labels; how many there are is told by the head": ("id2label", "label2id", "num_labels", "problem_type"),
+    "other names of a longest text": ("max_sequence_length", "max_seq_len", "seq_length", "model_max_length", "n_positions"),
+    "of layers with a window, which are refused": ("max_window_layers",),
+    "of kinds of model that these are not": ("is_decoder", "cross_attention_hidden_size"),
+    "what a scorer of hfsdk's adds": ("hfsdk_score",),
+    "how texts are drawn": SAMPLING,
+}  # fmt: skip
+"""Keys of a ``config.json`` that change no number of a model's: what they are about -> which."""
 
 
 READ = (
+    "architectures", "model_type",
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "sliding_window",
     "use_sliding_window",
 )  # fmt: skip
 """Keys that say what is computed, but for the rotary positions."""
 
+READ_BESIDE = (
+    "layer_types", "bias", "qkv_bias", "rope_scaling", "rope_parameters", "rope_theta", "original_max_position_embeddings",
+)  # fmt: skip
+"""Keys that are read too, and of which no library is told but by the others."""
+
 READ_OF_ROPE = (
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
     "beta_fast", "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim",
 )  # fmt: skip
 """Keys of the rotary positions."""
+
+KNOWN = frozenset((*READ, *READ_BESIDE, *NEUTRAL, *(key for keys in WITHOUT_EFFECT.values() for key in keys)))
+"""Keys of a ``config.json`` that hfsdk knows."""
+
+KNOWN_OF_ROPE = frozenset((*READ_OF_ROPE, *NEUTRAL, "finetuned"))
+"""Keys of rope parameters that it knows; ``finetuned`` is a note of YaRN's authors."""
 
 
 def only_read(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,11 +204,14 @@ def family_of(config: Mapping[str, Any], name: str) -> str:
             f"{name} has architecture {given or 'none'}; hfsdk runs {', '.join(sorted(FAMILIES))}. "
             "Use a model of one of these architectures."
         )
-    return FAMILIES[known[0]]
+    family = FAMILIES[known[0]]
+    kind = config.get("model_type")  # by which transformers chooses the model
+    require(kind in (None, family), name, f"model_type={shown(kind)} beside {known[0]}", f"{known[0]} with model_type={family!r}")
+    return family
 
 
 def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str) -> None:
-    """Refuse what no family has: another activation, and every key of :data:`NEUTRAL` with another value.
+    """Refuse what no family has: another activation, every key of :data:`NEUTRAL` with another value, and keys that are unknown.
 
     Raises:
         UnsupportedModelError: names the key and what hfsdk runs.
@@ -147,6 +222,14 @@ def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str)
         for where in (config, rope):
             value = where.get(key)
             require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
+    for where, known in ((config, KNOWN), (rope, KNOWN_OF_ROPE)):
+        unknown = [key for key, value in where.items() if key not in known and value is not None]
+        if unknown:
+            listed = ", ".join(f"{shown(key)}: {shown(where[key])}" for key in unknown[:5])
+            raise UnsupportedModelError(
+                f"{name} has keys that hfsdk does not know, {listed}: what they ask for would be left out. Take out those that "
+                "change no number, or use another model."
+            )
 
 
 def biases_of(config: Mapping[str, Any], family: str, name: str) -> tuple[bool, bool]:

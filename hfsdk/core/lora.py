@@ -8,9 +8,10 @@ Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, checked, shown
 from hfsdk.core.errors import ModelNotFoundError, OptionError, UnsupportedModelError
@@ -19,6 +20,7 @@ from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import flag_of
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.core.weight_files import ADAPTER_WEIGHTS, weight_names
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 """The linear layers of attention and MLP, as files name them; models whose files fuse some have the fused ones."""
@@ -38,12 +40,41 @@ ADAPTER_CONFIG = "adapter_config.json"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM 0.32 takes as the largest rank of an adapter."""
 
-PLAIN = {
-    "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False,
-    "layers_to_transform": None, "layers_pattern": None, "exclude_modules": None, "trainable_token_indices": None,
-    "target_parameters": None, "megatron_config": None, "corda_config": None, "alora_invocation_tokens": None,
+ALL_LINEAR = "all-linear"
+"""What peft takes for every linear layer but the head."""
+
+WITHOUT_EFFECT = (
+    "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
+    "megatron_core", "runtime_config", "ensure_weight_tying", "qalora_group_size", "loftq_config", "eva_config", "corda_config",
+    "lora_ga_config", "velora_config", "exclude_modules", "layers_to_transform", "layers_pattern", "unsloth_fixed", "hfsdk_score",
+)  # fmt: skip
+"""Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
+(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say."""
+
+NEUTRAL: dict[str, Any] = {
+    "peft_type": "LORA", "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {},
+    "lora_bias": False, "use_qalora": False, "layer_replication": None, "trainable_token_indices": None, "target_parameters": None,
+    "megatron_config": None, "alora_invocation_tokens": None, "monteclora_config": None, "use_bdlora": None, "arrow_config": None,
+    "kasa_config": None,
 }  # fmt: skip
-"""What peft's description says where adapters are those of the paper; anything else there changes what they compute."""
+"""Fields that change it -> their value where adapters are those of the paper."""
+
+BASE_AS_IT_WAS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+"""Ways in which A and B were begun beside weights that stayed; others (PiSSA, OLoRA, LoftQ) have changed the weights too."""
+
+NOT_KEPT = ("auto_mapping", "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern")
+"""Fields that are not written again: a name of code that peft would import, and what ``target_modules`` says as it is written."""
+
+READ = ("r", "lora_alpha", "target_modules", "use_rslora", "modules_to_save", "init_lora_weights")
+"""Fields that are read."""
+
+SCALAR_HEADS = ("score", "classifier")
+"""What peft's ``modules_to_save`` names of a model with a scalar head; peft names both, whichever there is."""
+
+MERGE = (
+    "Merge them into the model with peft, peft_model.merge_and_unload().save_pretrained(folder), and give that folder as the model."
+)
+"""What to do with adapters that hfsdk does not run."""
 
 
 @documented
@@ -92,36 +123,33 @@ class LoRA(NamedFields):
                 "save_pretrained, or actor.save_pretrained, wrote"
             )
         config, path = read_json(folder, ADAPTER_CONFIG), Path(folder) / ADAPTER_CONFIG
-        rank, alpha, targets = (config.get(key) for key in ("r", "lora_alpha", "target_modules"))
-        listed = [targets] if isinstance(targets, str) else targets
-        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-            raise ModelNotFoundError(f"{path} has target_modules={shown(targets)}; a list of names of layers is needed. Mend it.")
-        odd = [name for name, plain in PLAIN.items() if config.get(name) not in (None, False, plain, [], {})]
-        if config.get("peft_type", "LORA") != "LORA" or odd:
-            asked = ", ".join(odd) or shown(config["peft_type"])
-            raise ModelNotFoundError(f"{path} asks for {asked}, which hfsdk's adapters do not have")
-        named = targets if isinstance(targets, str) else tuple(dict.fromkeys(name.rsplit(".", 1)[-1] for name in listed))
-        every = named == "all-linear" or set(named) >= set(LINEARS) - {"qkv_proj", "gate_up_proj"}
+        _check_fields_of(config, path)
+        targets = _targets_of(folder, config, path)
+        every = set(targets) >= set(LINEARS) - {"qkv_proj", "gate_up_proj"}
         try:
-            stabilised = flag_of(config, str(path), "use_rslora")
-            return cls(rank=rank, alpha=alpha, targets="linear" if every else named, rank_stabilised=stabilised)  # type: ignore[arg-type]
+            stabilised, rank, alpha = flag_of(config, str(path), "use_rslora"), config.get("r"), config.get("lora_alpha")
+            return cls(rank=rank, alpha=alpha, targets="linear" if every else targets, rank_stabilised=stabilised)  # type: ignore[arg-type]
         except (OptionError, UnsupportedModelError) as error:
             raise ModelNotFoundError(f"{path}: {error}") from None
 
     @checked
-    def peft_config(self, spec: ModelSpec, base: str, *, scalar: bool = False) -> dict[str, object]:
+    def peft_config(
+        self, spec: ModelSpec, base: str, *, scalar: bool = False, before: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return what peft's ``adapter_config.json`` says of them.
 
         Args:
             spec: the model that they stand beside.
             base: its folder.
             scalar: whether a scalar head is saved with them.
+            before: what it said of those that training began with, which goes on saying what training has not changed.
         """
         modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
+        kept = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
+        said = {"task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base, "lora_dropout": 0.0, **kept}
         return {
-            "peft_type": "LORA", "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base,
-            "r": self.rank, "lora_alpha": self.alpha, "lora_dropout": 0.0, "bias": "none", "use_rslora": self.rank_stabilised,
-            "target_modules": [name for name in modules if self.takes(name)], "inference_mode": True,
+            **said, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
+            "use_rslora": self.rank_stabilised, "target_modules": [name for name in modules if self.takes(name)],
             "modules_to_save": ["score"] if scalar else None,
         }  # fmt: skip
 
@@ -154,6 +182,58 @@ class LoRA(NamedFields):
             for name in self.targets:
                 if name not in there:
                     raise OptionError(f"{spec.name} has no layer {shown(name)} for an adapter; it has {', '.join(there)}")
+
+
+def _check_fields_of(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse what peft's description asks for beyond adapters of the paper, and what is unknown and says something.
+
+    Raises:
+        ModelNotFoundError: names the fields.
+    """
+    said = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
+    odd = [key for key, plain in NEUTRAL.items() if said.get(key, plain) != plain]
+    odd += [key for key in said if key not in (*READ, *NEUTRAL, *WITHOUT_EFFECT)]
+    begun = config.get("init_lora_weights", True)
+    if begun is not None and not any(begun is way or (isinstance(begun, str) and begun.lower() == way) for way in BASE_AS_IT_WAS):
+        odd.append("init_lora_weights")
+    asked = [f"{key}={shown(config[key])}" for key in odd]
+    saved = config.get("modules_to_save") or []
+    if not isinstance(saved, list) or any(name not in SCALAR_HEADS for name in saved):
+        asked.append(f"modules_to_save={shown(saved)} (whole weights that were trained beside the adapters)")
+    if asked:
+        raise ModelNotFoundError(f"{path} asks for {', '.join(asked)}, which hfsdk's adapters do not have. {MERGE}")
+
+
+def _targets_of(folder: str | Path, config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the last names of the layers that have adapters: as the tensors say, and only without these the description.
+
+    Where it is a pattern, as Unsloth writes it, nothing is matched with it.
+
+    Raises:
+        ModelNotFoundError: it names none, or one that has no adapter here.
+    """
+    targets = config.get("target_modules")
+    listed = [targets] if isinstance(targets, str) else targets
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise ModelNotFoundError(f"{path} has target_modules={shown(targets)}; a list of names of layers is needed. Mend it.")
+    has_tensors = has_file(folder, ADAPTER_WEIGHTS) or has_file(folder, f"{ADAPTER_WEIGHTS}.index.json")
+    modules = [name.removesuffix(A) for name in weight_names(folder, ADAPTER_WEIGHTS) if name.endswith(A)] if has_tensors else []
+    if not modules and isinstance(targets, str):
+        if targets != ALL_LINEAR:
+            raise ModelNotFoundError(
+                f"{path} has target_modules={shown(targets)}, a pattern, and there are no tensors that say which layers it means: "
+                f"{ADAPTER_WEIGHTS} has none. Take another copy."
+            )
+        return LINEARS
+    named = [] if isinstance(targets, str) else listed
+    last = dict.fromkeys(name.rsplit(".", 1)[-1] for name in (*sorted(modules), *named))
+    odd = [name for name in last if name not in LINEARS]
+    if odd:
+        raise ModelNotFoundError(
+            f"{path} has adapters of {', '.join(map(shown, odd[:3]))}; hfsdk has them of {', '.join(LINEARS)}. {MERGE}"
+        )
+    there = {name.rsplit(".", 1)[-1] for name in modules} or set(last)
+    return tuple(name for name in LINEARS if name in there)
 
 
 def padded_rank(rank: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +43,7 @@ from hfsdk.core.hf_config import (
 from hfsdk.core.rope import RopeScaling, YarnScaling, rope_parameters, rope_scaling
 from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.core.weight_files import own_head
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 """Bytes per element of the dtypes that hfsdk trains and generates in."""
@@ -156,7 +157,7 @@ class ModelSpec:
     @classmethod
     @checked
     def from_folder(cls, folder: str | Path) -> ModelSpec:
-        """Read ``folder/config.json``.
+        """Read ``folder/config.json``; where it ties a head to the embeddings and the files have another one, theirs counts.
 
         Raises:
             ModelNotFoundError: the folder has no ``config.json``, or one that cannot be read.
@@ -169,7 +170,8 @@ class ModelSpec:
             )
         config = read_json(folder, "config.json")
         try:
-            return cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
+            spec = cls.from_hf_config(config, name=Path(folder).resolve().name[:200] or "model")
+            return replace(spec, tied_embeddings=spec.tied_embeddings and not own_head(folder))
         except (OptionError, UnsupportedModelError) as error:
             raise UnsupportedModelError(f"{folder}/config.json: {error}") from None
 

@@ -124,10 +124,34 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
     """
     content = read_file(folder, name, error=error)
     with _telling(folder, name, error):
-        found = parse_json(content)
-        if not isinstance(found, dict):
-            raise ValueError(f"it is a JSON {_json_kind(found)} and no object")
-        return found
+        return _object(content)
+
+
+def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
+    """Return a JSON file's content for a file of one's own: as it is, byte for byte, where nothing in it is to change.
+
+    What names further files is left out (:func:`without_files`).
+
+    Args:
+        folder: where.
+        name: of the file.
+        change: returns what it shall say; changes nothing in its argument.
+
+    Raises:
+        ModelNotFoundError: as :func:`read_json`.
+    """
+    content = read_file(folder, name)
+    with _telling(folder, name, ModelNotFoundError):
+        found = _object(content)
+    wanted = without_files(change(found))
+    return content if wanted == found else json_bytes(wanted)
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    found = parse_json(content)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a JSON {_json_kind(found)} and no object")
+    return found
 
 
 def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> Path:

@@ -14,17 +14,15 @@ The format is that of https://github.com/huggingface/safetensors; what its libra
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.lora import PEFT, AdapterSpec
 from hfsdk.core.rules import shown
 from hfsdk.core.scalars import is_whole
-from hfsdk.core.spec import ModelSpec
 from hfsdk.core.untrusted import descriptor_path, has_file, open_file, parse_json, read_json, shown_reason, where
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
@@ -44,6 +42,12 @@ BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 """Of a number, by dtype."""
+
+PIECE_BYTES = 1 << 22
+"""Of two tensors that are compared."""
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+"""Names of the two that a model may tie."""
 
 READ = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that models here are loaded from; others are quantised and mean something together with their scales."""
@@ -67,6 +71,7 @@ class WeightFiles:
     Attributes:
         folder: where they are.
         files: name of a tensor -> name of its file.
+        source: path of what says so, the index or the file itself.
     """
 
     def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
@@ -84,9 +89,14 @@ class WeightFiles:
         self._headers: dict[str, Mapping[str, TensorPlace]] = {}
         self._stack = ExitStack()
         index = f"{name}.index.json"
-        self._source = where(self.folder, index if has_file(folder, index) else name)
+        self.source = where(self.folder, index if has_file(folder, index) else name)
         if has_file(folder, index):
             self.files = _files_of(self.folder, index)
+            if has_file(folder, name) and {*self.files.values()} != {name}:
+                raise ModelNotFoundError(
+                    f"{folder} has {name} and {index}, which names other files: one of the two is left over from another model. "
+                    "transformers would read the first alone. Remove one of them."
+                )
         elif has_file(folder, name):
             self.files = dict.fromkeys(self.header(name), name)
         else:
@@ -141,38 +151,57 @@ class WeightFiles:
         """Return the shape of a tensor; raises as :meth:`place`."""
         return self.place(name).shape
 
-    def check(self, spec: ModelSpec, *, scalar: bool = False) -> None:
-        """Compare the weights with an architecture: of a model, or of the adapters beside one.
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same numbers in the same form, bit for bit.
 
-        Args:
-            spec: what they should be.
-            scalar: whether the model has a scalar head in the place of that of a language model.
+        Raises: as :meth:`place`.
+        """
+        first, second = self.place(one), self.place(other)
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        pieces = zip(self._bytes(one, first), self._bytes(other, second), strict=True)
+        return all(mine == theirs for mine, theirs in pieces)
+
+    def _bytes(self, name: str, place: TensorPlace) -> Iterator[bytes]:
+        with open_file(self.folder, self.files[name]) as file:
+            at, left = 8 + int.from_bytes(file.read(8), "little") + place.begin, place.end - place.begin
+            file.seek(at)
+            while left > 0:
+                piece = file.read(min(left, PIECE_BYTES))
+                if not piece:
+                    raise ModelNotFoundError(f"{where(self.folder, self.files[name])} was cut short meanwhile. Take another copy.")
+                left -= len(piece)
+                yield piece
+
+    def check_listed(self) -> None:
+        """Check that the files have the tensors that the index says, each in its file, and no others.
 
         Raises:
-            ModelNotFoundError: one is missing, has another shape, or is none of floating point.
+            ModelNotFoundError: names one that is not listed, or lies in two files.
         """
-        adapters = isinstance(spec, AdapterSpec)
-        before = PEFT if adapters else ""
-        whose = f"{spec.name} needs it there. Are they adapters of that model?" if adapters else (
-            f"it has {len(self.files)} tensors. The folder's weights are not those of {spec.name} ({spec.family})."
-        )  # fmt: skip
-        if spec.num_layers > len(self.files):  # of absurd numbers no list is made
-            raise ModelNotFoundError(f"{self._source} lacks weights of {spec.num_layers:,} layers; {whose}")
-        tensors = {name: shape for name, shape in spec.tensors().items() if not (scalar and name == "lm_head.weight")}
-        missing = sorted(name for name in tensors if before + name not in self.files)
-        if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise ModelNotFoundError(f"{self._source} lacks {', '.join(missing[:3])}{more}; {whose}")
-        for name, shape in tensors.items():
-            found, tensor = self.place(before + name), f"{where(self.folder, self.files[before + name])}: {before + name}"
-            if found.shape != shape:
-                said = f"{spec.name} needs" if adapters else "config.json says"
-                raise ModelNotFoundError(f"{tensor} has shape {found.shape}; {said} {shape}.")
-            if found.dtype not in READ:
-                raise ModelNotFoundError(
-                    f"{tensor} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a "
-                    "folder whose weights are not quantised."
-                )
+        for file in sorted(set(self.files.values())):
+            for tensor in self.header(file):
+                there = self.files.get(tensor)
+                if there != file:
+                    said = "does not list" if there is None else f"says is in {shown(there)}"
+                    raise ModelNotFoundError(
+                        f"{where(self.folder, file)} has {shown(tensor)}, which {self.source} {said}: one of the two is of another "
+                        "model. Take another copy."
+                    )
+
+
+def own_head(folder: str | Path) -> bool:
+    """Whether a folder's files have a head beside the embeddings that differs from them; without weights it has none.
+
+    transformers and vLLM keep such a head whatever config.json ties.
+
+    Raises:
+        ModelNotFoundError: a file is damaged.
+    """
+    if not has_file(folder, WEIGHTS) and not has_file(folder, f"{WEIGHTS}.index.json"):
+        return False
+    with WeightFiles(folder) as files:
+        return HEAD in files.files and EMBEDDING in files.files and not files.same(HEAD, EMBEDDING)
 
 
 def weight_names(folder: str | Path, name: str = WEIGHTS) -> set[str]:

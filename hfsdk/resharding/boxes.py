@@ -22,9 +22,6 @@ from hfsdk.core.spec import ModelSpec
 
 Offsets = tuple[int, ...]
 
-SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
-
 VOCAB_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 """Names of the parameters whose rows are padded, in vLLM as in Hugging Face."""
 

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from hfsdk.core.alternative import Alternative
-from hfsdk.core.checks import checked
-from hfsdk.core.errors import PlacementError
+from hfsdk.core.checks import checked, shown
+from hfsdk.core.errors import ModelNotFoundError, PlacementError, UnsupportedModelError
+from hfsdk.core.generation_config import not_applied
+from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.lora import AdapterSpec
 from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Plan
@@ -19,6 +21,7 @@ from hfsdk.core.tokenizer_files import TOKENIZER
 from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import has_file
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WeightFiles, weight_names
+from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights, check_no_adapters
 from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
@@ -27,7 +30,6 @@ from hfsdk.models.normalisation import saved_normalisation
 from hfsdk.models.reward import SCORER_NUMBERS
 from hfsdk.planner.notices import costly
 from hfsdk.planner.perf.memory import check_fits
-from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES
 from hfsdk.session.best_checkpoint import MEASURE, SCORE, START, STEP
 from hfsdk.session.client import ControllerClient, uninterrupted
 from hfsdk.session.context import Context
@@ -86,7 +88,10 @@ class Deployment:
         """
         self._client.check_open()
         if role.folder and not self._context.simulated:
-            _check_folders(role)  # damage is told before anything is changed, and before a worker opens the files
+            try:
+                _check_folders(role)  # damage is told before anything is changed, and before a worker opens the files
+            except (ModelNotFoundError, UnsupportedModelError) as error:
+                raise type(error)(f"{role.name}: {error}") from None
         if role.name in self.loaded and self.book.replaces(cls, role):
             self._save.settle()
             self._client.drain(role.name)
@@ -113,6 +118,13 @@ class Deployment:
             self._context.notice(
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
                 "scores with a random one. Give a reward model, a function, or optimizer=hf.AdamW(...) to train it here."
+            )
+        unheard = not_applied(role.folder) if role.rollout is not None and role.folder and not self._context.simulated else {}
+        if unheard:
+            asked = ", ".join(f"{key}={shown(value)}" for key, value in unheard.items())
+            self._context.notice(
+                f"{role.name}: {role.folder}/generation_config.json asks for {asked}, which no rollout applies: what is learned "
+                "from has to be of the distribution that it was drawn from"
             )
         self.specs.pop(role.name, None)
         if role.kind == "actor" or self._client.tokenizer is None:
@@ -146,7 +158,7 @@ class Deployment:
         self._client.check_open()
         self.book.check(handle)
         if handle.role.function is None and handle.name not in self.loaded:
-            self.place(self.asked)
+            self._place(self.asked, whose=handle.name)
 
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
@@ -190,6 +202,11 @@ class Deployment:
             WorkerDiedError: a worker ended meanwhile. The placement is the new one all the same; the message says what each role
                 comes back with at the next call (the newest of snapshot, checkpoint and initial weights) and the updates lost.
         """
+        self._place(what, fresh=fresh)
+        return self.live()
+
+    def _place(self, what: Asked, *, fresh: bool = False, whose: str = "") -> None:
+        """Put the models on devices, and raise why a role is not loaded: the one ``whose`` call needs it, or any."""
         self._client.check_open()
         handles = self.book.models
         if not handles:
@@ -203,8 +220,7 @@ class Deployment:
         else:
             wanted = _without(what, {h.name for h in self.book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self._context.cluster.num_devices)
-        self.place_as(placement, declared, fresh=fresh, asked=what)
-        return self.live()
+        self.place_as(placement, declared, fresh=fresh, asked=what, whose=whose)
 
     def place_as(
         self,
@@ -214,6 +230,7 @@ class Deployment:
         fresh: bool,
         asked: Asked | None = None,
         absent: frozenset[int] = frozenset(),
+        whose: str = "",
     ) -> None:
         """Put the roles on devices as :meth:`place` does, in layouts that may be others than they were declared with.
 
@@ -223,6 +240,7 @@ class Deployment:
             fresh: as in :meth:`place`.
             asked: what was asked for; by default what was before.
             absent: numbers of the nodes that this goes without.
+            whose: the role whose failure to load is raised; "" for every one's.
 
         Raises: as :meth:`place`.
         """
@@ -251,7 +269,7 @@ class Deployment:
                     )  # fmt: skip
                 set_role(handle, role)
                 self.loaded.add(handle.name)
-        self._client.send(m.AwaitLoads())
+        self._client.send(m.AwaitLoads(whose))
 
     def live(self) -> LivePlacement:
         """Who lives where, with memory; drawn live while calls run."""
@@ -323,12 +341,15 @@ def _check_folders(role: RoleSpec) -> None:
     TurnEnds.of(role.folder)
     if role.kind in ("reward", "cost"):
         saved_normalisation(role)
+    scalar = role.head == "scalar"
     with WeightFiles(role.folder) as files:
-        files.check(role.model, scalar=role.head == "scalar")
+        check_model_weights(files, role.model, scalar=scalar)
+    if role.adapters != role.folder:
+        check_no_adapters(role.folder)
     if role.adapters:
         assert role.lora is not None
         with WeightFiles(role.adapters, ADAPTER_WEIGHTS) as files:
-            files.check(AdapterSpec.of(role.model, role.lora))
+            check_adapter_weights(files, AdapterSpec.of(role.model, role.lora), scalar=scalar)
 
 
 def _has_head(role: RoleSpec) -> bool:

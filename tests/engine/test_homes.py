@@ -446,6 +446,33 @@ def test_a_move_that_fails_costs_what_was_on_the_workers_that_ended(apart, strai
     assert set(parts_of(apart).client._controller._runtime._pools) == {"actor", "critic"}
 
 
+def test_a_role_that_cannot_be_loaded_is_told_at_its_own_calls_alone(monkeypatch):
+    with hf.Session.simulated("1x2 A100-80GB") as session:
+        actor, critic = session.actor("tiny"), session.critic("tiny")
+        rows = session.batch(prompt=[[1], [2]], response=[[1], [2]])
+        runtime = parts_of(session).client._controller._runtime
+        load = runtime.load
+
+        def fails(role, *given, **named):
+            if role.name == "critic":
+                raise hf.ModelNotFoundError("/models/critic/model.safetensors was cut short meanwhile.")
+            return load(role, *given, **named)
+
+        monkeypatch.setattr(runtime, "load", fails)
+        actor.compute_log_probs(rows).wait()  # the first call loads every role
+        for _ in range(2):
+            with refuses(
+                hf.ModelNotFoundError, "critic.compute_values", "critic cannot be loaded", "/models/critic/model.safetensors"
+            ):
+                critic.compute_values(rows).wait()
+            actor.compute_log_probs(rows).wait()
+        session.reference("tiny").compute_log_probs(rows).wait()  # a new role: all are placed again
+        with refuses(hf.ModelNotFoundError, "critic cannot be loaded", "/models/critic/model.safetensors"):
+            session.place()
+        monkeypatch.undo()
+        critic.compute_values(rows).wait()
+
+
 def test_what_is_overlooked_takes_dead_workers_along(session, runtime, monkeypatch):
     """So a run that restores a save does not meet the same death again."""
     monkeypatch.setattr(runtime, "devices", lambda pool: ())

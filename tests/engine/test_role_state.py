@@ -21,7 +21,7 @@ MODELS = {
     "biased": (False, False), "fused": (False, False), "one kv head": (False, False),
 }  # fmt: skip
 MORE = {
-    "biased": {"attention_bias": True, "mlp_bias": True}, "fused": {"architectures": ["Phi3ForCausalLM"]},
+    "biased": {"attention_bias": True, "mlp_bias": True}, "fused": {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"},
     "one kv head": {"num_key_value_heads": 1, "attention_bias": True},
 }  # fmt: skip
 """What a model's config has beside the others'."""

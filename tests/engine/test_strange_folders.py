@@ -33,7 +33,7 @@ def another_config(folder):
 
 def odd_keys(folder):
     config = json.loads((folder / "config.json").read_text())
-    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "bos_token_id": [[]], "text_config": 5}
+    odd = {"num_labels": 2**31, "initializer_range": "x", "use_cache": "/etc/passwd", "bos_token_id": [[]]}
     (folder / "config.json").write_text(json.dumps({**config, **odd}))
 
 

@@ -414,7 +414,8 @@ def test_a_model_without_a_scalar_head_scores_with_a_notice(session, tmp_path):
     header = json.dumps({"score.weight": {"dtype": "F32", "shape": [1, width], "data_offsets": [0, 4 * width]}}).encode()
     (folder / "head.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4 * width))
     with WeightFiles(folder) as files:
-        index = {"weight_map": {**files.files, "score.weight": "head.safetensors"}}
+        index = {"weight_map": {**dict.fromkeys(files.files, "body.safetensors"), "score.weight": "head.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "body.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -46,7 +46,11 @@ class Place:
 
 @dataclass(frozen=True)
 class AwaitLoads:
-    """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way."""
+    """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way, and why a role is not loaded."""
+
+    role: str = ""
+    """Of this one alone, and of what generates for it: each other role is tried again, and tells its own failure, at its next
+    call. Empty: of every one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,7 +87,7 @@ class Controller:
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
             m.Return: self._return, m.Forget: self._forget, m.Overlook: self._overlook, m.Note: self._note,
-            m.AwaitLoads: lambda message: self._homes.await_loads(), m.InRow: self._in_row,
+            m.AwaitLoads: lambda message: self._homes.await_loads(message.role), m.InRow: self._in_row,
         }  # fmt: skip
 
     @overload

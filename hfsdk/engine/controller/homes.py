@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from hfsdk.core.call_events import Listener
-from hfsdk.core.errors import CheckpointError, HfsdkError, PlacementError, WorkerDiedError
+from hfsdk.core.errors import CallError, CheckpointError, HfsdkError, PlacementError, SessionClosedError, WorkerDiedError
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Runtime, StateGoneError, TransferBrokenError
@@ -51,8 +51,8 @@ class Homes:
         self.lanes: dict[str, Lane] = {}
         self.keeping = Keeping(runtime, self.roles, self.post_loaded)
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._loading: list[Callable[[], None]] = []
-        """Waits for the loads of the last place, in order."""
+        self._loading: list[tuple[tuple[str, str], Callable[[], None]]] = []
+        """Waits for the loads of the last place, in order, each with its role and, of a shadow, the role that it is one of."""
         self._failures: list[HfsdkError] = []
         """What went wrong before these."""
 
@@ -134,20 +134,24 @@ class Homes:
         self._cross(crossing, sources)
         homes = {name: placement.pool_of(name) for name in specs}
         for name in sorted(homes, key=lambda name: bool(homes[name].within)):  # a part's workers are those of the whole
-            self._loading.append(self._post(homes[name], self._loader(name)))
+            self._loading.append(((name, specs[name].shadow_of), self._post(homes[name], self._loader(name))))
 
-    def await_loads(self) -> None:
+    def await_loads(self, role: str = "") -> None:
         """Wait until the roles of the last place are loaded, and tell what was lost.
 
         Raises:
             WorkerDiedError: a worker ended meanwhile; says what every role that lived there, or was on its way, comes back with.
-            HfsdkError: a role could not be loaded; the next call tries again.
+            HfsdkError: ``role``, what generates for it or, without one, any role could not be loaded; its next call tries again.
         """
         while self._loading:
+            whose, wait = self._loading[0]
             try:
-                self._loading[0]()
-            except HfsdkError as error:
+                wait()
+            except (WorkerDiedError, CheckpointError, SessionClosedError) as error:  # told once, to whoever is there
                 self._failures.append(error)
+            except HfsdkError as error:
+                if not role or role in whose:
+                    self._failures.append(error)
             self._loading.pop(0)  # only now: whoever is interrupted can wait again
         failures, self._failures = self._failures, []
         died = [error for error in failures if isinstance(error, WorkerDiedError)]
@@ -325,6 +329,10 @@ class Homes:
         except CheckpointError as error:  # told once; the next call goes on without it
             record.pool, record.checkpoint, record.checkpoint_updates, record.checkpoint_version = None, "", 0, None
             raise CheckpointError(f"{error} At the next call {self.come_back(record)}.") from error
+        except (CallError, SessionClosedError):  # which say whose they are
+            raise
+        except HfsdkError as error:
+            raise type(error)(f"{name} cannot be loaded: {error}") from None
         record.loaded, record.restore, record.restore_kept, record.state = True, "", None, None
         self._emit({"type": "role_loaded", "role": name, "pool": pool.name})
         return pool

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from hfsdk.assets.pretrained import not_taken
-from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
 from hfsdk.core.hf_config import only_read
 from hfsdk.core.lora import LoRA
@@ -31,8 +30,9 @@ from hfsdk.core.rollout_sizes import (
 )
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.turn_ends import TurnEnds
-from hfsdk.core.untrusted import private_copy, where
+from hfsdk.core.untrusted import private_copy
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles
+from hfsdk.core.whole_folders import check_model_weights
 from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
 from hfsdk.engine.process import gpus, plain_objects, startup
@@ -186,38 +186,25 @@ def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterato
 
     def of_the_role(config: dict[str, Any]) -> dict[str, Any]:
         try:
-            same = dataclasses.replace(ModelSpec.from_hf_config(config), name=spec.name) == spec
+            found = dataclasses.replace(ModelSpec.from_hf_config(config), name=spec.name)
+            own_head = found.tied_embeddings and not spec.tied_embeddings  # which the files have whatever this says
+            same = (dataclasses.replace(found, tied_embeddings=False) if own_head else found) == spec
         except HfsdkError:
             same = False
         if not same:
             raise ModelNotFoundError(f"{folder}/config.json is not what it was when the role was declared. Declare the role again.")
-        return {**only_read(config), **({"eos_token_id": list(ends)} if ends else {})}
+        read = {**only_read(config), "tie_word_embeddings": spec.tied_embeddings}
+        return {**read, **({"eos_token_id": list(ends)} if ends else {})}
 
     ends = TurnEnds.of(folder).ids
     with private_copy(folder, ["config.json"], change={"config.json": of_the_role}) as copy, ExitStack() as opened:
         if with_weights:
             files = opened.enter_context(WeightFiles(folder))
-            _check_vllm_reads(files, spec)
+            check_model_weights(files, spec)  # vLLM reads all that a file has
             for file in sorted(set(files.files.values())):
                 os.symlink(files.path(file), os.path.join(copy, file))
             Path(copy, f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": files.files}), encoding="utf-8")
         yield copy
-
-
-def _check_vllm_reads(files: WeightFiles, spec: ModelSpec) -> None:
-    """Check that weights are what vLLM looks for, and no others: it reads all that a file has.
-
-    Raises:
-        ModelNotFoundError: names one that is missing, of another shape or unknown.
-    """
-    files.check(spec)
-    known = {*spec.tensors(), *(["lm_head.weight"] if spec.tied_embeddings else [])}
-    for file in sorted(set(files.files.values())):
-        unknown = [name for name in files.header(file) if name not in known and not name.endswith(".inv_freq")]
-        if unknown:
-            raise ModelNotFoundError(
-                f"{where(files.folder, file)} has {shown(unknown[0])}, which {spec.name} ({spec.family}) has not. Leave it out."
-            )
 
 
 def build(arguments: dict[str, Any], spec: ModelSpec, rank: int, world_size: int, job_id: str) -> tuple[Any, list[torch.nn.Module]]:

@@ -68,7 +68,8 @@ def of_transformers(full: Mapping[str, torch.Tensor], folder: str, rows: Table, 
     prompt, response = rows.ragged("prompt")[0], rows.ragged("response")[0]
     tokens = torch.from_numpy(np.concatenate([prompt, response])).long()
     state = {name: tensor.detach().cpu() for name, tensor in full.items()}
-    config, found = load_config(folder), []
+    config, found = load_config(folder), list[Inside]()
+    config.tie_word_embeddings = "lm_head.weight" not in state
     for engine, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)

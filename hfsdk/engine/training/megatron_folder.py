@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import zlib
@@ -17,22 +16,28 @@ from safetensors.torch import save_file
 
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError
 from hfsdk.core.files import existing_parent, why_unwritten
+from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
+from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.tokenizer_files import COMPANIONS, TOKENIZER_CONFIG
-from hfsdk.core.untrusted import has_file, json_bytes, read_file, read_json, shown_reason, where, without_files
+from hfsdk.core.untrusted import changed_json, has_file, json_bytes, read_file, read_json, shown_reason, where
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
+from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights
 from hfsdk.engine.training.megatron_groups import RoleGroups
 from hfsdk.engine.training.megatron_model import SelectiveGPTModel, base_tensors, has_scalar_head, local_tensors
 from hfsdk.engine.weights.role_state import SCALAR_HEAD
-from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, megatron_boxes
+from hfsdk.resharding.boxes import Box, megatron_boxes
 
 PARTIAL = ".hfsdk-export.partial"
 """Name of the folder in which a model's files are written until all are complete."""
 
 SPARE_BYTES = 1 << 20
 """What a model takes beside its numbers: config.json, the tokenizer."""
+
+NAMED_TEMPLATES = "additional_chat_templates"
+"""Folder in which transformers saves the chat templates of a tokenizer that has several."""
 
 CODE = "auto_map"
 """Key under which files name code that loads them; it is not read here, and would be fetched by whoever trusts it."""
@@ -81,7 +86,7 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
     boxes = _boxes(spec, groups, scalar, groups.coordinates)
     local = base_tensors(model)
     with _Weights(folder) as files:
-        files.check(spec, scalar=scalar)  # what all stages have
+        check_model_weights(files, spec, scalar=scalar)  # what all stages have
         for name in ("embedding.word_embeddings.weight", SCALAR_HEAD):
             if name in local and not (scalar and name == SCALAR_HEAD):
                 local[name].zero_()
@@ -89,18 +94,9 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(box.tensor, _part(box.start, box.size)))
         found = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
-        if found:
-            _check_scalar(files.shape(found), spec, folder, found)
-            if SCALAR_HEAD in local:
-                local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
+        if found and SCALAR_HEAD in local:
+            local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
     return found is not None
-
-
-def _check_scalar(shape: tuple[int, ...], spec: ModelSpec, folder: str | Path, name: str) -> None:
-    if shape != (1, spec.hidden_size):
-        raise ModelNotFoundError(
-            f"{folder}: {name} has shape {shape}; a scalar head has (1, {spec.hidden_size}), i.e. num_labels=1."
-        )
 
 
 def gather_tensors(
@@ -176,7 +172,7 @@ def gather_full(
 
 
 def save_folder(
-    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, source: str | Path, *, merge: bool = True
+    model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, folder: str | Path, role: RoleSpec, *, merge: bool = True
 ) -> list[str]:
     """Write the model so that transformers' ``from_pretrained`` (and :func:`load_folder`) reads it; collective.
 
@@ -187,8 +183,8 @@ def save_folder(
         spec: its architecture.
         groups: its process groups.
         folder: where to write; made if missing, files in it are replaced.
-        source: the folder the model came from: what its config.json and tokenizer files say is copied, and nothing that a link of
-            its leads to.
+        role: says which folder the model came from, and its adapters: config.json, generation_config.json and the tokenizer's files
+            are copied, byte for byte where training changes nothing that they say, but for what a link leads to.
         merge: whether adapters are added to their weights; else they alone are written, as peft does.
 
     Returns:
@@ -202,9 +198,9 @@ def save_folder(
     if full is not None:
         try:
             if adapters is not None:
-                left_out = _write_adapters(full, adapters, Path(folder), Path(source))
+                left_out = _write_adapters(full, adapters, Path(folder), role)
             else:
-                left_out = _write(full, spec, Path(folder), Path(source), scalar=has_scalar_head(model))
+                left_out = _write(full, spec, Path(folder), Path(role.folder), scalar=has_scalar_head(model))
         except Exception as caught:  # whatever it is, the other ranks wait to hear of it
             problem = why_unwritten(Path(folder), caught)
     problems = [text for text in groups.gather(problem, str | None) if text]
@@ -232,42 +228,49 @@ def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Pa
     assert spec is not None
     local, scalar = local_tensors(model), has_scalar_head(model)
     with torch.no_grad(), _Weights(folder, ADAPTER_WEIGHTS) as files:
-        files.check(spec)
+        check_adapter_weights(files, spec, scalar=scalar)
         at = groups.coordinates
         for box in megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp):
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(PEFT + box.tensor, _part(box.start, box.size)))
         head = PEFT + SCALAR_HEAD_NAMES[0]
         found = scalar and head in files.files
-        if found:
-            _check_scalar(files.shape(head), spec, folder, head)
         if found and SCALAR_HEAD in local:
             local[SCALAR_HEAD].copy_(files.read(head, _part((0, 0), (1, spec.hidden_size))))
         return found
 
 
-def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, source: Path) -> list[str]:
+def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, role: RoleSpec) -> list[str]:
     """Write adapters as peft's ``save_pretrained`` does."""
     tensors = {PEFT + name: tensor for name, tensor in own.items()}
-    scalar = SCALAR_HEAD_NAMES[0] in own
-    config = {ADAPTER_CONFIG: spec.lora.peft_config(spec, str(source), scalar=scalar)}
-    return write_folder(folder, (ADAPTER_WEIGHTS, tensors), config, source)
+    there = role.adapters and has_file(role.adapters, ADAPTER_CONFIG)  # perhaps it was removed meanwhile
+    before = read_json(role.adapters, ADAPTER_CONFIG) if there else None
+    config = spec.lora.peft_config(spec, role.folder, scalar=SCALAR_HEAD_NAMES[0] in own, before=before)
+    return write_folder(folder, (ADAPTER_WEIGHTS, tensors), {ADAPTER_CONFIG: json_bytes(config)}, Path(role.folder))
 
 
 def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source: Path, *, scalar: bool) -> list[str]:
-    config = without_files(read_json(source, "config.json"))
-    for key in ("torch_dtype", CODE):
-        config.pop(key, None)
-    config["dtype"] = str(full["model.norm.weight"].dtype).removeprefix("torch.")
-    if scalar:
-        config["architectures"] = [spec.class_name("scalar")]
-        config["id2label"], config["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
+    dtype = str(full["model.norm.weight"].dtype).removeprefix("torch.")
+
+    def of_these_weights(config: dict[str, Any]) -> dict[str, Any]:
+        said = {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in config.items() if key != CODE}
+        one_label = len(said.get("id2label") or ()) == 1
+        if scalar and not (one_label and said["architectures"] == [spec.class_name("scalar")]):
+            said.pop("num_labels", None)
+            said |= {"architectures": [spec.class_name("scalar")], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        if not scalar and said.get("tie_word_embeddings") and not spec.tied_embeddings:  # the files had a head of their own
+            said["tie_word_embeddings"] = False
+        return said
+
+    config = changed_json(source, "config.json", of_these_weights)
     left_out = write_folder(folder, (WEIGHTS, full), {"config.json": config}, source)
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)  # of a model in several files
     return left_out
 
 
-def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, Any], source: Path) -> list[str]:
+def write_folder(
+    folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, bytes], source: Path
+) -> list[str]:
     """Write weights, JSON files and the tokenizer of ``source`` into a folder beside their places, and then put them there.
 
     A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last. Returns why
@@ -286,7 +289,7 @@ def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], con
         left_out = _copy_companions(source, partial) if source.resolve() != folder.resolve() else []
         save_file(tensors, partial / name, metadata={"format": "pt"})
         for file_name, config in configs.items():
-            (partial / file_name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            (partial / file_name).write_bytes(config)
         for path in partial.iterdir():
             if (folder / path.name).is_dir():
                 raise OSError(f"{folder / path.name} is a folder")
@@ -303,14 +306,16 @@ def write_folder(folder: Path, weights: tuple[str, dict[str, torch.Tensor]], con
 
 
 def _copy_companions(source: Path, folder: Path) -> list[str]:
-    """Copy what the files of a tokenizer say, but for code that they name; return why some are left out."""
+    """Copy the files of a tokenizer, byte for byte but for code that they name; return why some are left out."""
     left_out = []
+    if has_file(source, NAMED_TEMPLATES):
+        left_out.append(f"{source}/{NAMED_TEMPLATES} is a folder of further chat templates, which are not read here.")
     for name in COMPANIONS:
         if not has_file(source, name):
             continue
         try:
             if name == TOKENIZER_CONFIG:
-                content = json_bytes({key: value for key, value in read_json(source, name).items() if key != CODE})
+                content = changed_json(source, name, lambda said: {key: value for key, value in said.items() if key != CODE})
             else:
                 content = read_file(source, name)
         except ModelNotFoundError as error:

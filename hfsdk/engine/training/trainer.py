@@ -300,7 +300,7 @@ class Trainer:
 
     def save_folder(self, folder: str | Path, *, merge: bool = True) -> list[str]:
         """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return what rank 0 left out."""
-        return megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role.folder, merge=merge)
+        return megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role, merge=merge)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's parameters by Megatron name, for the weight transition."""

@@ -20,9 +20,10 @@ from functools import cached_property
 
 import torch
 
+from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Coordinates, Layout
 from hfsdk.core.spec import ModelSpec
-from hfsdk.resharding.boxes import SCALAR_HEAD_NAMES, Box, Offsets, intersect, megatron_boxes
+from hfsdk.resharding.boxes import Box, Offsets, intersect, megatron_boxes
 
 SCALAR_HEAD = "output_layer.weight"
 """Local name of the scalar head: a replicated float32 tensor [1, hidden]."""
