@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.doctor.machine import doctor  # at once: loaded later, the module would hide the function
@@ -245,7 +246,9 @@ _ELSEWHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _HOMES:
         hint = next((said for ending, said in _ELSEWHERE.items() if name.endswith(ending)), f"it has {', '.join(__all__)}")
-        raise AttributeError(f"hfsdk has no {name!r}; {hint}")
+        frame = sys._getframe(1)  # `from hfsdk import X` drops what an AttributeError says
+        imported = frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
+        raise (ImportError if imported else AttributeError)(f"hfsdk has no {name!r}; {hint}")
     with held():  # a process cannot import NumPy again once a Ctrl-C has met its import
         module = importlib.import_module(f"hfsdk.{_MODULES.get(name) or _HOMES[name]}")
     globals()[name] = value = module if name in _MODULES else getattr(module, name)

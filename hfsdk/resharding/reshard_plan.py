@@ -374,10 +374,11 @@ class ReshardPlan:
 
     @checked
     def view_of(self, parameter: str) -> dict[str, Any]:
-        """Return what a picture of one of the rollout's parameters shows, as plain data: its rows by rank, before and after.
+        """Return what a picture of one of the rollout's parameters shows, as plain data: its rows or columns by rank.
 
         Args:
-            parameter: e.g. ``"model.layers.0.self_attn.qkv_proj.weight"``, which is cut by rows.
+            parameter: e.g. ``"model.layers.0.self_attn.qkv_proj.weight"``, which is cut by rows, or
+                ``"model.layers.0.mlp.down_proj.weight"``, which is cut by columns.
 
         Raises:
             OptionError: the rollout has no such parameter.
@@ -395,7 +396,7 @@ class ReshardPlan:
         tensors = ", ".join(sorted({move.tensor for move in moves}))
         return {
             "title": f"{parameter}: '{self.train}' to rollout '{self.rollout}'",
-            "summary": f"rows of {tensors} on {self.num_ranks} ranks, before and after", "ranks": rows_by_rank(moves, held),
+            "summary": f"what {self.num_ranks} ranks hold of {tensors}, before and after", "ranks": rows_by_rank(moves, held),
         }  # fmt: skip
 
     def __repr__(self) -> str:

@@ -7,19 +7,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+SCORED, LEARNED = ("score_mean", "kl_mean"), ("actor_loss", "accuracy", "margin")
+"""A step's main numbers: of what it scored, or of an algorithm that scores nothing, as DPO."""
+
+
+def main_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a step's main numbers, by name."""
+    return {name: row[name] for name in (SCORED if SCORED[0] in row else LEARNED) if name in row}
+
 
 class Bar:
     """A progress bar with the last row's main numbers, or nothing."""
-
-    SHOWN = ("score_mean", "kl_mean", "seconds")
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Advance by one step."""
+        shown = main_numbers(row) | ({"seconds": row["seconds"]} if "seconds" in row else {})
         if self._bar is not None:
-            self._bar.set_postfix({k: f"{row[k]:.3f}" for k in self.SHOWN if k in row}, refresh=False)
+            self._bar.set_postfix({name: f"{number:.3f}" for name, number in shown.items()}, refresh=False)
             self._bar.update(1)
 
     def back_to(self, done: int) -> None:

@@ -34,6 +34,6 @@ def _numbers(replayed: list[tuple[Batch, str]]) -> Row:
     if not worst <= most:
         warn([
             f"{COLUMN} is {worst:.3g} nats where rounding stays below {most:g}: rows that were replayed as soon as they were drawn "
-            "have other log-probs in the trainer than in the rollout; session.why(batch) takes the difference apart"
+            "have other log-probs in the trainer than in the rollout; actor.explain_gap(batch) takes the difference apart"
         ])  # fmt: skip
     return {COLUMN: worst}

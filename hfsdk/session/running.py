@@ -15,6 +15,7 @@ from hfsdk.core.rows import Rows
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.session.best_checkpoint import BestCheckpoint
 from hfsdk.session.compared_runs import ComparedRuns
+from hfsdk.session.progress import main_numbers
 from hfsdk.session.run_control import RunControl
 from hfsdk.session.run_record import Resized, Restored
 
@@ -261,7 +262,9 @@ class Run(Guided):
 
     def __repr__(self) -> str:
         record = self._control.record
-        score = f", score {self.rows[-1]['score_mean']:.3f}" if self.rows and "score_mean" in self.rows[-1] else ""
+        known = main_numbers(self.rows[-1]) if self.rows else {}
+        words = {"score_mean": "score", "actor_loss": "loss", "accuracy": "accuracy"}
+        score = "".join(f", {words[name]} {number:.3f}" for name, number in known.items() if name in words)
         of = f" of {self.steps}" if self.running else ""
         hours = (
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""

@@ -76,6 +76,11 @@ def check_refused(mistake, it, error, named):
 
 OTHER_WORDS = [
     (lambda it: hf.PPOTrainer, AttributeError, ("'PPOTrainer'", "session.train(hf.PPO(), prompts, steps=50)")),
+    (
+        lambda it: exec("from hfsdk import GRPOTrainer"),
+        ImportError,
+        ("'GRPOTrainer'", "session.train(hf.PPO(), prompts, steps=50)"),
+    ),
     (lambda it: hf.GRPOConfig, AttributeError, ("'GRPOConfig'", "hf.PPO(clip=0.2)", "session.actor(model, optimizer=")),
     (lambda it: hf.AutoModelForCausalLMWithValueHead, AttributeError, ("session.critic(model)",)),
     (lambda it: hf.SFTTrainer, AttributeError, ("actor.update(batch, hf.CrossEntropy())",)),

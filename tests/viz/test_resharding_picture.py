@@ -108,6 +108,24 @@ def test_one_parameter_box_by_box():
     assert hf.viz.parameter_picture(plan, QKV).to_text() == picture.to_text()
 
 
+@pytest.mark.parametrize(("train", "rollout"), [("tp2", "tp4"), ("tp4", "tp2"), ("tp2 pp2", "tp2"), ("tp1", "tp4")])
+def test_a_rank_draws_its_share_of_a_parameter(train, rollout):
+    """Of rows or of columns, whichever it is cut by: the shares of a replica's ranks are the whole, each as large as the others."""
+    plan = ReshardPlan.between(SPEC, train, rollout)
+    by_columns = [f"model.layers.0.{name}.weight" for name in ("mlp.down_proj", "self_attn.o_proj")]
+    for name in (QKV, "model.layers.0.mlp.gate_up_proj.weight", *by_columns):
+        ranks = plan.view_of(name)["ranks"]
+        held = [sum(box["rows"] for box in rank["before"]) for rank in ranks]
+        wanted = [sum(box["rows"] for box in rank["after"]) for rank in ranks]
+        boxes = {(box["tensor"], box["first"], box["rows"]) for rank in ranks for box in rank["after"]}
+        whole = sum(rows for _, _, rows in boxes)
+        assert wanted == [whole / plan.rollout.tp] * len(ranks), name
+        assert set(held) - {0} == {whole / plan.train.tp}, name
+        assert (
+            all(box["label"].count(", ") == (name in by_columns) for rank in ranks for box in rank["after"]) or plan.rollout.tp == 1
+        )
+
+
 def test_reports_tell_links_apart():
     plan = ReshardPlan.between(SPEC, "tp4", "tp2", nodes=2)
     found = report(plan).bytes_by_link()

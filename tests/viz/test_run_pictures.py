@@ -41,6 +41,20 @@ def texts(svg: str) -> list[str]:
 # ---------------------------------------------------------------- dashboard
 
 
+def test_a_run_that_scores_nothing_shows_what_it_learns():
+    """DPO's: the loss, the pairs told apart and by how much, in the picture, the text and the run's own line."""
+    rows = [
+        {"step": i, "actor_loss": 0.7 - 0.1 * i, "accuracy": 0.5 + 0.2 * i, "margin": 0.3 * i, "seconds": 1.0} for i in range(3)
+    ]
+    run = run_of(rows)
+    view = picture_of(run).view
+    assert [curve["name"] for curve in view["curves"] if curve["main"]] == ["actor_loss", "accuracy", "margin"]
+    assert view["summary"].endswith("actor_loss 0.5, accuracy 0.9, margin 0.6")
+    for name, ends in (("actor_loss", "0.7 -> 0.5"), ("accuracy", "0.5 -> 0.9"), ("margin", "0 -> 0.6")):
+        assert re.search(rf"{name} +{re.escape(ends)}", picture_of(run).to_text()), name
+    assert ", loss 0.500, accuracy 0.900" in repr(run)
+
+
 def test_the_dashboard_has_the_runs_numbers():
     run = run_of(rows_of(None, 3))
     picture = picture_of(run)

@@ -18,10 +18,12 @@ from typing import Any, Literal, TypedDict
 from hfsdk.viz.frame import Picture, role_colors, seconds_text
 
 MAIN = (
-    "score_mean", "kl_mean", "response_tokens_mean", "held_out_score", "entropy", "clip_fraction", "explained_variance",
-    "tokens_per_s", "busy_share", "memory_bytes", "cost",
+    "score_mean", "kl_mean", "response_tokens_mean", "accuracy", "margin", "held_out_score", "entropy", "clip_fraction",
+    "explained_variance", "tokens_per_s", "busy_share", "memory_bytes", "cost",
 )  # fmt: skip
 """Curves that are drawn first; the others are under "all numbers"."""
+LOSSES = ("actor_loss", "loss")
+"""Drawn before them in a run that scores nothing, as DPO's."""
 TOTALLED = ("cost",)
 """Drawn as sums over the steps so far."""
 MOST_POINTS = 400
@@ -85,12 +87,14 @@ class DashboardView(TypedDict):
 def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView:
     """Turn ``Run.view()`` into the view of the picture; ``live`` shows the buttons."""
     rows: Sequence[Mapping[str, Any]] = data["rows"]
-    found = dict.fromkeys(k for row in rows for k in row if k != "step")
-    names = [k for k in found if any(number(row.get(k)) is not None for row in rows)]
-    ordered = [n for n in MAIN if n in names] + [n for n in names if n not in MAIN]
+    known = dict.fromkeys(k for row in rows for k in row if k != "step")
+    names = [k for k in known if any(number(row.get(k)) is not None for row in rows)]
+    main = MAIN if "score_mean" in names else (*LOSSES, *MAIN)
+    ordered = [n for n in main if n in names] + [n for n in names if n not in main]
     title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}" + (" (predicted)" if data["predicted"] else "")
     last = rows[-1] if rows else {}
-    told = [f"{name} {number(last.get(name)):.4g}" for name in MAIN[:3] if number(last.get(name)) is not None]
+    numbers = [(name, number(last.get(name))) for name in ordered if name in main][:3]
+    told = [f"{name} {found:.4g}" for name, found in numbers if found is not None]
     return {
         "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
         "state": data["state"], "error": data["error"], "warnings": list(data["warnings"]),
@@ -99,7 +103,7 @@ def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView
         "background": data["background"], "asked": data["asked"], "live": live,
         "predicted": data["predicted"],
         "now": {k: data["now"].get(k) for k in ("call", "done", "total", "unit")} if data["now"] else {},
-        "saved": data["saved"], "curves": [_curve(name, rows) for name in ordered], "steps": _steps(data),
+        "saved": data["saved"], "curves": [_curve(name, rows, main=name in main) for name in ordered], "steps": _steps(data),
     }  # fmt: skip
 
 
@@ -133,7 +137,7 @@ def number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> CurveView:
+def _curve(name: str, rows: Sequence[Mapping[str, Any]], *, main: bool) -> CurveView:
     """Of every few steps the last that has a number, so that what is measured now and then is not missed."""
     every = max(1, -(-len(rows) // MOST_POINTS))
     totals = list(accumulate(number(row.get(name)) or 0.0 for row in rows)) if name in TOTALLED else None
@@ -143,7 +147,7 @@ def _curve(name: str, rows: Sequence[Mapping[str, Any]]) -> CurveView:
         at = next((i for i in bucket if number(rows[i].get(name)) is not None), end - 1)
         value = number(rows[at].get(name))
         points.append([number(rows[at].get("step", at)), value if totals is None or value is None else number(totals[at])])
-    return {"name": name, "main": name in MAIN, "points": points, "last": points[-1][1] if points else None}
+    return {"name": name, "main": main, "points": points, "last": points[-1][1] if points else None}
 
 
 def _steps(data: Mapping[str, Any]) -> list[StepView]:

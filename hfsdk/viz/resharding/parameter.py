@@ -9,7 +9,7 @@ from hfsdk.viz.svg import Hatches, ink_on, svg_document, svg_text, tag
 
 
 class ParameterPicture(Picture):
-    """One parameter on every rank: its rows in the trainer's order, and in the rollout's (``ReshardPlan.view_of(...)``)."""
+    """One parameter on every rank: its rows, or columns where it is cut by these, in the trainer's order and the rollout's."""
 
     name: ClassVar[str] = "parameter"
     HEIGHT: ClassVar[int] = 220
@@ -49,7 +49,7 @@ class ParameterPicture(Picture):
                     own = side == "before" or box["own"]
                     fill = colors[box["tensor"]] if own else self._hatch(colors[box["tensor"]])
                     words = box["label"] + ("" if own else f" from {box['source']}")
-                    hint = tag("title", f"{box['tensor']} rows {box['first']}:{box['first'] + box['rows']}: {words}")
+                    hint = tag("title", f"{box['tensor']} {box['place']}: {words}")
                     parts.append(tag(
                         "rect", hint, x=left, y=y, width=98, height=max(1.0, height - 1), fill=fill,
                         stroke=TRANSFER_COLOR if not own else None,
