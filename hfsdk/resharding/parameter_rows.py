@@ -39,7 +39,7 @@ def _axis(boxes: Sequence[Box], moves: Sequence[Move]) -> int:
     for box in boxes:
         ends = [start + size for start, size in zip(box.start, box.size, strict=True)]
         whole[box.tensor] = [max(pair) for pair in zip(ends, whole.get(box.tensor, ends), strict=True)]
-    pieces = [(piece.size, whole[piece.tensor]) for piece in (*boxes, *moves)]
+    pieces = [(box.size, whole[box.tensor]) for box in boxes] + [(move.size, whole[move.tensor]) for move in moves]
     by_rows = any(size[0] < most[0] for size, most in pieces)
     by_columns = any(len(size) > 1 and size[1] < most[1] for size, most in pieces)
     return int(by_columns and not by_rows)
