@@ -800,6 +800,38 @@ def test_names_of_mixtures_on_the_hub(name, preset):
     assert (found.name if found else None) == preset
 
 
+SCRIPT = """set -x
+data_path=$HOME/data/gsm8k
+ROOT=$(cd $(dirname $0)/.. && pwd)
+export VLLM_ATTENTION_BACKEND=XFORMERS
+if [ "$1" = "debug" ]; then
+    echo debugging
+fi
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$data_path/train.parquet \\
+    data.train_batch_size=64 actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=16 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True trainer.experiment_name=run-$(date +%s) $@ 2>&1 | tee log.txt
+"""
+
+
+def test_of_a_script_the_job_is_read_and_what_a_shell_works_out_is_refused_where_it_counts():
+    found = hf.explain(SCRIPT)
+    assert [found.system, found["samples"], found["optimizer steps"]] == ["verl", 256, 4]
+    assert found.withheld == {}
+    assert not {"data_path", "ROOT"} & set(found.unread)
+    with refuses(hf.OptionError, "data.train_batch_size", "'$B'", "write its value"):
+        hf.explain(SCRIPT.replace("train_batch_size=64", "train_batch_size=$B"))
+    assert hf.explain(SCRIPT.replace("train_batch_size=64", "train_batch_size=$B"), ["data.train_batch_size=64"])["samples"] == 256
+    with refuses(hf.OptionError, "two", "2 commands"):
+        hf.explain(SCRIPT + "python3 two.py data.train_batch_size=32\n")
+
+
+def test_keys_of_a_critic_by_their_names_of_before_are_read():
+    critic = {**DOUBTS, "algorithm.adv_estimator": "gae", "critic.model.path": "Qwen/Qwen2.5-7B"}
+    found = hf.explain({**critic, "critic.model.fsdp_config.param_offload": True}, model={"actor": "llama-7b"})
+    assert found.unread == {"critic.model.fsdp_config.param_offload": "read as critic.fsdp.param_offload"}
+    assert found.memory == hf.explain({**critic, "critic.fsdp.param_offload": True}, model={"actor": "llama-7b"}).memory
+
+
 # ---------------------------------------------------------------- launchers, DeepSpeed and FSDP
 
 

@@ -129,7 +129,8 @@ def main(verl: Path, trl: Path, trl_ppo: Path, accelerate: Path, openrlhf: Path,
     write("openrlhf_old", "OpenRLHF 0.5.9 to 0.9.10, defaults of the last that has them", earlier)
     examples = nemo / "examples" / "configs"
     first = [examples / "grpo_math_1B.yaml", examples / "ppo_math_1B.yaml"]
-    write("nemo_rl", "NeMo-RL 0.7.0", yaml_keys([*first, *sorted(set(examples.glob("*_*.yaml")) - set(first))], 2))
+    files = {file for file in examples.rglob("*.yaml") if "evals" not in file.parts}
+    write("nemo_rl", "NeMo-RL 0.7.0", yaml_keys([*first, *sorted(files - set(first))], 2))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The words of a command line: of the job, of what launches it, and of a shell around both.
 
 A script is cut into commands; those that train nothing (``ray start``, ``export``, a server) are passed over. Nothing is run, and
-what a shell would work out is refused, with what to write in its place.
+what a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import Any
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.planner.configs.openrlhf import OLD_NAMES, SWITCHES
-from hfsdk.planner.configs.settings import flatten, parse_scalar
+from hfsdk.planner.configs.settings import OfAShell, flatten, parse_scalar
 
 NO_JOBS = (
     "ray start", "ray stop", "ray status", "export", "set", "cd", "source", "echo", "pip", "conda", "mkdir", "sleep", "pkill",
     "kill", "unset", "module", "wait", "trl vllm-serve", "vllm serve", "swift rollout", "python -m sglang.launch_server", "tee",
     "nvidia-smi", "ulimit", "wandb", "huggingface-cli", "hf", "exit", "trap", ".", "apt", "git", "rm", "cp", "ls", "cat",
-    "python -m sglang_router",
+    "python -m sglang_router", "if", "elif", "for", "while", "case", "[", "[[", "fi", "done", "esac", "local", "return", "shift",
 )  # fmt: skip
 """How commands begin that train nothing."""
+
+BEFORE_A_JOB = ("nohup", "then", "do", "else", "exec", "time", "env")
 
 LAUNCHER_SWITCHES = (
     "multi_gpu", "use_deepspeed", "use_fsdp", "standalone", "no_python", "module", "cpu", "debug", "use_megatron_lm", "tpu",
@@ -42,6 +44,8 @@ def commands_of(text: str) -> list[list[str]]:
     """
     found: list[list[str]] = []
     for line in _lines(text):
+        if re.match(r"\s*(export\s+)?\w+=[\"']?(\$\(|`)[^;]*$", line):
+            continue  # a variable whose value is what another command prints
         command: list[str] = []
         for word in [*_words(line), ";"]:
             ends = word in ENDS or (word.endswith(";") and len(word) > 1)
@@ -83,7 +87,8 @@ def _words(line: str) -> list[str]:
 
 def _may_train(command: Sequence[str]) -> bool:
     words = [word for word in command if not re.match(r"[A-Z_][A-Z0-9_]*=", word)]
-    words = words[1:] if words[:1] == ["nohup"] else words
+    while words[:1] and words[0] in BEFORE_A_JOB:
+        words = words[1:]
     begins = re.sub(r"^python3\b", "python", " ".join(words))
     return not any(begins == one or begins.startswith(f"{one} ") for one in NO_JOBS)
 
@@ -110,8 +115,7 @@ def job_words(words: Sequence[str]) -> list[str]:
 def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return the keys of ``key=value``, ``--key value`` and ``--key=value``, files that are named, keys to leave out (``~key``).
 
-    Raises:
-        OptionError: a shell would have to work out a value.
+    A value that a shell would work out is refused where it is looked at.
     """
     found: dict[str, Any] = {}
     files: list[str] = []
@@ -132,8 +136,9 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
             taken, position = _taken(words, position, key)
             value = " ".join(taken)
             parsed = [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value) if taken else True
-        _refuse_shells(key, value)
         name = key if "." in key else key.replace("-", "_")
+        if _of_a_shell(value):
+            parsed = OfAShell(value)
         if name in CONFIG_FLAGS and flag and isinstance(parsed, str):
             files.append(parsed)
         else:
@@ -169,11 +174,11 @@ def _structured(name: str, value: str) -> dict[str, Any]:
     return flatten({name: made}, name) if isinstance(made, dict) and made else {}
 
 
-def _refuse_shells(key: str, value: str) -> None:
-    if "$" in value.replace("${oc.", "").replace("${mul:", "") and not value.startswith("${"):
-        raise OptionError(f"{key} is {shown(value)}, which a shell would work out; write its value: {key}=...")
-    if re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[@\])?\}?", value):
-        raise OptionError(f"{key} is {shown(value)}, a variable of a shell; write its value: {key}=...")
+def _of_a_shell(value: str) -> bool:
+    """Whether a shell would work out a value."""
+    outside = value.replace("${oc.", "").replace("${mul:", "")
+    variable = re.fullmatch(r"\$\{?[A-Za-z_]\w*(\[@\])?\}?", value) is not None
+    return variable or ("$" in outside and not value.startswith("${"))
 
 
 def _is_program(word: str) -> bool:

@@ -20,7 +20,7 @@ from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import read_named
 from hfsdk.planner.configs import openrlhf, verl, zero_and_fsdp
 from hfsdk.planner.configs.command_words import arguments_of, commands_of, job_words, program_of
-from hfsdk.planner.configs.settings import flatten
+from hfsdk.planner.configs.settings import OfAShell, flatten
 from hfsdk.planner.configs.whose_config import SYSTEMS, refuse_others, system_of
 
 MOST_BYTES = 2_000_000
@@ -67,7 +67,7 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     if found == "OpenRLHF":
         keys, renamed = openrlhf.named_now(keys)
     elif found == "verl":
-        keys = verl.with_engine(keys)
+        keys, renamed = verl.named_now(keys)
     elif found == "TRL":
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
     return Given(what=name, system=found, keys=keys, renamed=renamed, runs=runs)
@@ -151,6 +151,8 @@ def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
     found, files, dropped = arguments_of(words)
     below: dict[str, Any] = {}
     for name in files:
+        if isinstance(name, OfAShell):
+            raise OptionError(f"the command line names the file {shown(str(name))}, which a shell would work out; write its path")
         below |= _file(Path(name).expanduser())[0]
     return _without({**below, **found}, dropped), program_of(words)
 
@@ -177,6 +179,8 @@ def _text(text: str) -> tuple[str, dict[str, Any], str]:
         return path.name, *_file(path)
     commands = [one for one in commands_of(text) if any("=" in word or word.startswith("--") for word in one)]
     jobs = [one for one in commands if program_of(one)]
+    if jobs:  # what stands alone before it are variables of the shell
+        commands = [one for one in commands if not all(re.match(r"[A-Za-z_]\w*=", word) for word in one)]
     if len(jobs) > 1:
         told = " and ".join(shown(" ".join(one)[:60]) for one in jobs[:3])
         raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {told}. Give one of them.")

@@ -38,6 +38,12 @@ _KINDS = {"whole": "a whole number", "number": "a number", "yes": "true or false
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 
 
+class OfAShell(str):
+    """A text that a shell would work out, e.g. ``"$HOME/data"``: none that is looked at has a value."""
+
+    __slots__ = ()
+
+
 def parse_scalar(text: str) -> Any:
     """Return the value of a word on a command line: a number, true, false, nothing, or the text itself."""
     if text.lower() in _WORDS:
@@ -233,6 +239,10 @@ class Settings:
         return {key: value for key, value in self.given.items() if key not in self.read}
 
     def _resolved(self, value: Any, key: str, depth: int) -> Any:
+        if isinstance(value, OfAShell):
+            raise OptionError(
+                f"{self.what}: {key} is {shown(str(value))}, which a shell would work out; write its value: {key}=..."
+            )
         if not isinstance(value, str) or "${" not in value:
             return value
         if depth > MOST_NESTED:

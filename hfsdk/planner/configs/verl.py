@@ -77,6 +77,9 @@ DEFAULTS: dict[str, Any] = {
 CONFIG_NAMES = {"ppo_trainer": "fsdp", "ppo_megatron_trainer": "megatron"}
 """``--config-name`` of verl's own files -> the engine that it trains with."""
 
+OLD_CRITIC = "critic.model.fsdp_config."
+"""How keys of the critic's FSDP begin up to 0.7."""
+
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 
 OURS = {
@@ -91,12 +94,16 @@ LOSSES = {"gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "Clip
 AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
 
 
-def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return keys with the engine of the file of verl's own that ``--config-name`` names; another file stays named."""
+def named_now(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return keys by the names they have now, and which have another one than was given.
+
+    ``--config-name`` of a file of verl's own is its engine; another file stays named.
+    """
     engine = CONFIG_NAMES.get(str(keys.get("config_name", "")).removesuffix(".yaml"))
-    if engine is None:
-        return keys
-    return {f"{A}strategy": engine, **{key: value for key, value in keys.items() if key not in ("config_name", "config_path")}}
+    if engine is not None:
+        keys = {f"{A}strategy": engine, **{key: value for key, value in keys.items() if key not in ("config_name", "config_path")}}
+    renamed = {key: key.replace(OLD_CRITIC, "critic.fsdp.", 1) for key in keys if key.startswith(OLD_CRITIC)}
+    return {renamed.get(key, key): value for key, value in keys.items()}, renamed
 
 
 def read_verl(settings: Settings) -> StepConfig:

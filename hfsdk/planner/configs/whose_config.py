@@ -51,6 +51,9 @@ class Other:
     """How keys begin that are its own; ``"A$+B"`` are two whole keys that only together are a sign, ``"A=B"`` is a key's value."""
 
 
+OTHERS_OF_NEMO = "NeMo-RL's SFT, DPO or distillation"
+"""Their files have the same keys of the policy, and others in the place of ``grpo`` and ``ppo``."""
+
 OTHERS = (
     Other(name="slime", runs=r"slime[./]", keys=(
         "rollout_max_response_len", "hf_checkpoint", "ref_load", "rollout_num_gpus", "sglang_mem_fraction", "num_steps_per_rollout",
@@ -105,9 +108,7 @@ OTHERS = (
     Other(name="TRL's SFT, DPO, KTO or reward models",
           runs=r"(^|\s)trl (sft|dpo|kto|reward|rloo)\b|trl/scripts/(sft|dpo|kto|reward)",
           keys=("max_seq_length$+per_device_train_batch_size", "loss_type=sigmoid", "desirable_weight", "rloo_k")),
-    Other(name="NeMo-RL's SFT, DPO or distillation", runs=r"run_(sft|dpo|rm|distillation)\.py", keys=(
-        "sft.max_num_", "dpo.", "distillation.num_",
-    )),
+    Other(name=OTHERS_OF_NEMO, runs=r"run_(sft|dpo|rm|distillation)\.py"),
 )  # fmt: skip
 """Systems that are not read."""
 
@@ -118,6 +119,7 @@ SIGNS_OF_ANOTHER = 8
 """Signs of a system that one sign of another that is not read outweighs: those of both grow out of the same libraries."""
 
 READ = ", ".join(SYSTEMS[:-1])
+READ_ALONE = "verl's PPO and GRPO, TRL's GRPO and PPO, OpenRLHF's PPO with Ray, NeMo-RL's GRPO and PPO"
 
 
 def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
@@ -147,12 +149,18 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
         raise OptionError(
             f"{name} is of no system that is read ({READ}, hfsdk): it has {has}. If it is of one of them, say which: system='verl'."
         )
+    if found == "NeMo-RL" and _has_parts(keys, "sft.", "dpo.", "rm.", "distillation.") and not _has_parts(keys, "grpo.", "ppo."):
+        raise _not_read(name, OTHERS_OF_NEMO)
     if known[found] < LEAST_KNOWN * len(keys):
         raise OptionError(
             f"{name} has {len(keys)} keys, of which {found} knows {known[found]}: it is of another system, and those that are read "
             f"are {READ}. If it is {found}'s, say system={found!r}; numbers that other keys could change are then left out."
         )
     return found
+
+
+def _has_parts(keys: Mapping[str, object], *parts: str) -> bool:
+    return any(key.startswith(parts) for key in keys)
 
 
 def refuse_others(name: str, runs: str) -> None:
@@ -176,4 +184,4 @@ def _has(keys: Mapping[str, object], sign: str) -> bool:
 
 
 def _not_read(name: str, other: str) -> OptionError:
-    return OptionError(f"{name} is of {other}, which is not read; configurations that are: {READ}, and hfsdk's own.")
+    return OptionError(f"{name} is of {other}, which is not read; read are {READ_ALONE}, and hfsdk's own algorithms.")
