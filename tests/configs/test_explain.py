@@ -858,6 +858,12 @@ def states(found: Any) -> list[Any]:
     ({**QWEN, "fsdp": True, "fsdp_config": {"reshard_after_forward": False}, "num_processes": 8}, 8, ["FSDP", 1, 8, 8, ()]),
     ({**QWEN, "fsdp": "hybrid_shard", "num_processes": 8, "num_machines": 2}, 8, ["FSDP", 4, 4, 4, ()]),
     (f"accelerate launch --num_processes 8 --use_fsdp --fsdp_sharding_strategy 2 {ARGUMENTS}", 8, ["FSDP", 1, 8, 8, ()]),
+    (f"accelerate launch --num_processes 8 --zero_stage 3 {ARGUMENTS}", 8, ["DDP", 1, 1, 1, ()]),
+    ({**QWEN, "distributed_type": "FSDP", "use_deepspeed": True, "zero_stage": 2, "num_processes": 8}, 8, ["ZeRO-2", 1, 8, 8, ()]),
+    ({**QWEN, "distributed_type": "NO", "num_processes": 8}, 1, ["DDP", 1, 1, 1, ()]),
+    (f"trl grpo --accelerate_config zero3 {ARGUMENTS[8:]}", 8, ["ZeRO-3", 8, 8, 8, ()]),
+    (f"trl grpo --accelerate_config fsdp2 --num_processes 4 {ARGUMENTS[8:]}", 4, ["FSDP", 4, 4, 4, ()]),
+    (f"trl grpo --accelerate_config single_gpu {ARGUMENTS[8:]}", 1, ["DDP", 1, 1, 1, ()]),
     (f"torchrun --nnodes 2 --nproc-per-node=8 {ARGUMENTS}", 16, ["DDP", 1, 1, 1, ()]),
     (f"CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc_per_node gpu {ARGUMENTS}", 4, ["DDP", 1, 1, 1, ()]),
     (f"CUDA_VISIBLE_DEVICES=0,1 accelerate launch {ARGUMENTS}", 2, ["DDP", 1, 1, 1, ()]),
@@ -899,6 +905,7 @@ def test_under_zero_three_transformers_generates_with_all_weights_on_each_device
 @each("config, key", [
     (f"NPROC_PER_NODE=4 python {ARGUMENTS}", "NPROC_PER_NODE"), (f"torchrun --nnodes 1:4 --nproc_per_node 8 {ARGUMENTS}", "nnodes"),
     (f"CUDA_VISIBLE_DEVICES=0,1 python {ARGUMENTS}", "CUDA_VISIBLE_DEVICES"),
+    (f"trl grpo --accelerate_config mine {ARGUMENTS[8:]}", "accelerate_config"),
 ])  # fmt: skip
 def test_where_the_processes_are_not_told_no_number_is_given_until_a_cluster_is(config, key):
     assert hf.explain(config).withheld["sizes"] == (key,)

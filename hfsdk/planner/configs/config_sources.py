@@ -27,8 +27,13 @@ MOST_BYTES = 2_000_000
 """Of the largest file that is read."""
 MOST_PARENTS = 16
 """Files that a configuration of NeMo-RL may inherit from."""
-FILES_OF_TRL = ("deepspeed", "deepspeed_config_file", "fsdp_config")
-"""Keys of TRL, transformers and accelerate that may name a file."""
+FILES_OF_TRL = {
+    "deepspeed": "deepspeed.",
+    "deepspeed_config_file": "deepspeed.",
+    "fsdp_config": "fsdp_config.",
+    "accelerate_config": "",
+}
+"""Keys of TRL, transformers and accelerate that may name a file -> how its keys begin."""
 
 CONFIGS_OF_TRL = {"GRPOConfig", "PPOConfig"}
 
@@ -91,9 +96,8 @@ def _of_trl_files(keys: Mapping[str, Any]) -> dict[str, Any]:
         if path is None or not path.is_file():
             found[key] = value
             continue
-        into = "fsdp_config" if last == "fsdp_config" else "deepspeed"
         inside = _json(path) if path.suffix == ".json" else _yaml(path, _read(path))
-        found |= {f"{into}.{name}": one for name, one in flatten(inside, path.name).items()}
+        found = {f"{FILES_OF_TRL[last]}{name}": one for name, one in flatten(inside, path.name).items()} | found
     return found
 
 

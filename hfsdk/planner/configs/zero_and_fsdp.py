@@ -26,13 +26,29 @@ LAUNCH_DEFAULTS: dict[str, Any] = {
     "include": None,
     "CUDA_VISIBLE_DEVICES": None, "dtype": None, "torch_dtype": None,
     "model_init_kwargs.dtype": None, "model_init_kwargs.torch_dtype": None,
-    "deepspeed": None, "deepspeed_config_file": None, "use_deepspeed": None, "distributed_type": None, "zero_stage": None,
+    "deepspeed": None, "deepspeed_config_file": None, "use_deepspeed": None, "distributed_type": None, "multi_gpu": None,
+    "zero_stage": None,
     "offload_optimizer_device": None, "offload_param_device": None, ZERO: None, OFFLOADED: None, PARAMS_OFFLOADED: None,
     "fsdp": None, "use_fsdp": None, "fsdp_sharding_strategy": None, "fsdp_version": None, "fsdp_reshard_after_forward": None,
     "fsdp_offload_params": None, "fsdp_config": None, "fsdp_activation_checkpointing": None, "gradient_checkpointing": None,
 }  # fmt: skip
 ZERO_OF_FLAGS = 2
 """``accelerate launch --use_deepspeed`` without ``--zero_stage``."""
+
+ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
+    "zero1": {
+        "num_processes": 8, "distributed_type": "DEEPSPEED", "zero_stage": 1, "deepspeed_config.gradient_accumulation_steps": 1,
+    },
+    "zero2": {"num_processes": 8, "distributed_type": "DEEPSPEED", "zero_stage": 2},
+    "zero3": {"num_processes": 8, "distributed_type": "DEEPSPEED", "zero_stage": 3},
+    "fsdp1": {
+        "num_processes": 8, "distributed_type": "FSDP", "fsdp_version": 1, "fsdp_reshard_after_forward": "FULL_SHARD",
+    },
+    "fsdp2": {"num_processes": 8, "distributed_type": "FSDP", "fsdp_version": 2, "fsdp_reshard_after_forward": True},
+    "multi_gpu": {"num_processes": 8, "distributed_type": "MULTI_GPU"},
+    "single_gpu": {"num_processes": 8, "distributed_type": "NO"},
+}  # fmt: skip
+"""``--accelerate_config`` of TRL's command line -> what counts of its file (``trl/accelerate_configs``)."""
 
 OF_FSDP_CONFIG = {"cpu_offload": "offload_params"}
 """Names in transformers' ``fsdp_config``, which stand there without ``fsdp_``, where accelerate has another."""
@@ -55,6 +71,9 @@ BY_OTHERS = ("NPROC_PER_NODE", "NNODES", "WORLD_SIZE")
 
 def named_now(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return keys by the flags of ``accelerate launch``, and which were given by another name, in its file or as a list."""
+    preset = str(keys.get("accelerate_config", ""))
+    if preset in ACCELERATE_CONFIGS:
+        keys = {**ACCELERATE_CONFIGS[preset], **{key: value for key, value in keys.items() if key != "accelerate_config"}}
     renamed = {}
     for key in keys:
         outer, _, inner = key.partition(".")
@@ -74,6 +93,8 @@ def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, int, str, dict
     """Return the trainer's processes, their nodes, the words for them, and what was assumed."""
     nodes, nodes_key = _first(s, "num_machines", "nnodes", "num_nodes")
     given = s.maybe_whole(PROCESSES, 1)
+    if _type(s) == "NO":
+        return 1, 1, "distributed_type NO: one process", {}
     if given is not None:
         return given, nodes or 1, f"{PROCESSES} {given}", {}
     each, key = _first(s, "nproc_per_node", "num_gpus")
@@ -96,6 +117,14 @@ def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, int, str, dict
     count = nodes or 1
     said = f"{count}: its configuration does not say how many processes it is launched with; cluster='1x8 H100' does"
     return count, count, f"{count} process{'es' * (count > 1)}, assumed", {"processes": said}
+
+
+def _type(s: Settings) -> str:
+    """Return how accelerate launches: as a flag says, else as its file does; ``""`` where neither is there."""
+    for flag, name in (("use_deepspeed", "DEEPSPEED"), ("use_fsdp", "FSDP"), ("multi_gpu", "MULTI_GPU")):
+        if s.yes(flag):
+            return name
+    return s.text("distributed_type").upper()
 
 
 def _first(s: Settings, *keys: str) -> tuple[int | None, str]:
@@ -168,8 +197,8 @@ def _zero(s: Settings) -> tuple[int | None, bool, bool]:
     stage = None if said is None or said == "auto" else s.maybe_whole(ZERO)
     if said == "auto":
         s.odd[ZERO] = (said, NEEDS_MEMORY)
-    launched = s.yes("use_deepspeed") or s.text("distributed_type").upper() == "DEEPSPEED" or s.has("zero_stage")
-    by_flag = s.maybe_whole("zero_stage")
+    by_flag, how = s.maybe_whole("zero_stage"), _type(s)
+    launched = how == "DEEPSPEED" or (how == "" and by_flag is not None and "accelerate" not in s.runs)
     if stage is None and launched:
         stage = ZERO_OF_FLAGS if by_flag is None else by_flag
     if stage is None and s.has("deepspeed"):
@@ -185,7 +214,7 @@ def _fsdp(s: Settings) -> tuple[tuple[bool, bool] | None, bool, bool]:
     """Return what FSDP cuts, ``None`` without it; whether it is in host memory, and whether it is cut inside a node alone."""
     words = s.value("fsdp")
     said = " ".join(map(str, words)) if isinstance(words, (list, tuple)) else str(words or "")
-    launched = s.yes("use_fsdp") or s.text("distributed_type").upper() == "FSDP"
+    launched = _type(s) == "FSDP"
     file = s.value("fsdp_config")
     if isinstance(file, str) and file:
         s.odd["fsdp_config"] = (file, NEEDS_MEMORY)
