@@ -232,6 +232,7 @@ def explain(
         devices = _cluster(step, gpu)
         assumed["devices"] = f"{gpu}s of {devices.devices[0].memory_bytes / 1e9:.0f} GB: the configuration names no kind; gpu= does"
     unread = _in_given_names(unread_of(settings, step.system, step.release), given.renamed)
+    unread = replace(unread, said={**unread.said, **given.apart})
     return _explained(step, specs_of(step, model), devices, unread, settings.at_default, assumed)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,11 @@ def yaml_keys(files: list[Path], of_defaults: int) -> dict[str, Any]:
     for number, file in enumerate(files):
         for key, value in leaves(yaml.safe_load(file.read_text())).items():
             found.setdefault(key, value if number < of_defaults else UNKNOWN)
-    return {key: value for key, value in found.items() if not key.endswith("_target_")}
+    for key, value in list(found.items()):  # a reference to a mapping stands for its keys, in what a run saves of itself
+        named = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,.*)?\}", value) if isinstance(value, str) else None
+        for other in [one for one in found if named is not None and one.startswith(f"{named[1]}.")]:
+            found.setdefault(key + other.removeprefix(named[1]), f"${{{other}}}")
+    return found
 
 
 def literal(node: ast.AST | None) -> Any:
@@ -80,7 +85,7 @@ def write(name: str, release: str, keys: dict[str, Any]) -> None:
         value = keys[key]
         plain = isinstance(value, (bool, int, float, str, list, tuple, dict)) or value is None
         text = json.dumps(value, allow_nan=True) if plain else ""
-        lines.append(f"{key} = {text}" if text and len(text) < 80 else key)
+        lines.append(f"{key} = {text}" if text and len(text) < 200 else key)
     (KEYS / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -77,6 +77,14 @@ def without_numbers(config: Any, **options: Any) -> list[Any]:
     return [*found.withheld["sizes"], *given]
 
 
+def logged(config: Any) -> Any:
+    """Return a configuration as Weights & Biases saves it."""
+    return {
+        "_wandb": {"value": {"cli_version": "0.19.1"}},
+        **{key: {"desc": None, "value": value} for key, value in config.items()},
+    }
+
+
 VERL = [
     Case(
         "verl: 7B on eight GPUs, mini-batch as large as the batch", "verl#2820",
@@ -402,6 +410,14 @@ def launch(it: Bench, launcher: Any, arguments: Any, words: str) -> str:
     return f"accelerate launch --config_file {launched} {words} src/open_r1/grpo.py --config {trained}"
 
 
+SAVED = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "hidden_size": 896, "num_hidden_layers": 24, "vocab_size": 151936, "rope_parameters": {"rope_theta": 1e6}, "use_cache": True,
+    "num_generations": 8, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "generation_batch_size": 256,
+    "steps_per_generation": 4, "max_completion_length": 256, "bf16": True, "output_dir": "out", "report_to": ["wandb"],
+    "accelerator_config": {"split_batches": False, "even_batches": True}, "deepspeed": None, "fsdp_config": None,
+}  # fmt: skip
+
 TRL = [
     Case(
         "TRL: 24 processes of three completions", "trl#3165",
@@ -490,21 +506,23 @@ TRL = [
         because="grpo_config.py: steps_per_generation is gradient_accumulation_steps, 4 x 1 x 2 = 8 of 8 generations",
     ),
     Case(
-        "TRL: a configuration that Weights & Biases saved", "kin of trl#2625: wandb/sdk/lib/config_util.py",
-        lambda it: rows(
-            written(
-                it, "config.yaml",
-                {
-                    "_wandb": {"value": {"cli_version": "0.19.1", "python_version": "3.11"}}, "wandb_version": 1,
-                    "num_generations": {"desc": None, "value": 8}, "per_device_train_batch_size": {"desc": None, "value": 16},
-                    "gradient_accumulation_steps": {"desc": None, "value": 4}, "max_completion_length": {"value": 256},
-                    "model_name_or_path": {"value": "Qwen/Qwen2.5-0.5B-Instruct"},
-                },
-            ),
-            "samples", "prompts", "mini-batch",
-        ),
-        right=["TRL", 64, 8, 64],
-        because="its file holds {key: {desc, value}}: 16 x 1 process x 4 = 64 completions of 8 generations",
+        "TRL: a configuration that Weights & Biases saved, the model's among it", "kin of trl#2625: WandbCallback.setup",
+        lambda it: [*rows(file := written(it, "config.yaml", logged(SAVED)), "samples", "prompts", "mini-batch"),
+                    hf.explain(file).step.roles[0].model, hf.explain(file).withheld],
+        right=["TRL", 256, 32, 256, "Qwen/Qwen2.5-0.5B-Instruct", {}],
+        because="{key: {desc, value}}, args over model.config; a made GRPOConfig has 256 = 16 x 4 steps x processes, which were 4",
+    ),
+    Case(
+        "verl: a configuration that Weights & Biases saved", "kin of verl#1524: verl/utils/tracking.py",
+        lambda it: rows(written(it, "config.yaml", logged({
+            "actor_rollout_ref": {
+                "actor": {"ppo_mini_batch_size": 256, "use_dynamic_bsz": True, "_target_": "verl.workers.config.FSDPActorConfig"},
+                "rollout": {"n": 8, "name": "vllm", "mtp": {"enable": False}},
+            },
+            "data": {"train_batch_size": 512}, "algorithm": {"adv_estimator": "grpo"}, "trainer": {"n_gpus_per_node": 8},
+        })), *COUNTS),
+        right=["verl", 4096, 2048, 8, 256, 16, 2],
+        because="OmegaConf.to_container, resolve=True: 512 x 8; 256 x 8 / 8 ranks = 256 samples, 16 of 1024 tokens in 16384",
     ),
     Case(
         "TRL: a file of DeepSpeed that is not here", "kin of trl#3172",

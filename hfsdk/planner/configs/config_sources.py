@@ -18,9 +18,10 @@ from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import read_named
-from hfsdk.planner.configs import openrlhf, verl, zero_and_fsdp
+from hfsdk.planner.configs import openrlhf, trl, verl, zero_and_fsdp
 from hfsdk.planner.configs.command_words import arguments_of, commands_of, job_words, program_of
 from hfsdk.planner.configs.settings import OfAShell, flatten
+from hfsdk.planner.configs.unread_keys import is_of_release
 from hfsdk.planner.configs.whose_config import SYSTEMS, refuse_others, system_of
 
 MOST_BYTES = 2_000_000
@@ -54,6 +55,8 @@ class Given:
     """Dotted key -> value."""
     renamed: Mapping[str, str]
     """Keys as they were given, in names of other releases or of a launcher -> as they are read."""
+    apart: Mapping[str, str]
+    """Keys that are no part of it -> what they are."""
     runs: str = ""
     """What a command line runs."""
 
@@ -69,13 +72,15 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     keys = _without({**keys, **more}, dropped)
     found = system_named(system) if system else "TRL" if name in CONFIGS_OF_TRL else system_of(name, keys, runs)
     renamed: dict[str, str] = {}
+    apart: dict[str, str] = {}
     if found == "OpenRLHF":
         keys, renamed = openrlhf.named_now(keys)
     elif found == "verl":
         keys, renamed = verl.named_now(keys)
     elif found == "TRL":
+        keys, apart = trl.saved_by_a_run(keys, known=lambda key: is_of_release("TRL", key))
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
-    return Given(what=name, system=found, keys=keys, renamed=renamed, runs=runs)
+    return Given(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs)
 
 
 def _without(keys: dict[str, Any], dropped: Iterable[str]) -> dict[str, Any]:
@@ -169,11 +174,7 @@ def _object(config: Any) -> dict[str, Any]:
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if hasattr(config, field.name)}
     kept = {field.name: field.default for field in dataclasses.fields(config)}
     keys = {name: value for name, value in given.items() if value != kept[name]}
-    batch, steps, each = (
-        given.get(key) for key in ("generation_batch_size", "steps_per_generation", "per_device_train_batch_size")
-    )
-    if batch and steps and each:
-        keys["num_processes"] = max(1, batch // (steps * each))
+    keys |= {name: value for name, value in trl.with_processes(given).items() if name not in given}
     return flatten(keys, type(config).__name__)
 
 

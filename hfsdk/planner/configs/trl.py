@@ -80,6 +80,28 @@ def rules_into(found: list[Finding], release: str) -> Rule:
     return rule
 
 
+def saved_by_a_run(keys: dict[str, Any], *, known: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the arguments among what a run saved of itself, and what is known of the rest, which is its model's configuration.
+
+    transformers gives trackers the arguments over ``model.config``; both sizes of a generation are in them, which only a made
+    GRPOConfig has, and they say how many processes there were.
+    """
+    if not {"model_type", "architectures"} & keys.keys():
+        return keys, {}
+    apart = {key: "of the model's own configuration" for key in keys if not known(key)}
+    found = {key: value for key, value in keys.items() if key not in apart}
+    found.setdefault("model_name_or_path", keys.get("_name_or_path"))
+    return with_processes(found), apart
+
+
+def with_processes(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a made GRPOConfig with how many processes it was made for."""
+    batch, steps, each = (keys.get(key) for key in ("generation_batch_size", "steps_per_generation", EACH))
+    if isinstance(batch, int) and isinstance(steps, int) and isinstance(each, int) and steps * each > 0:
+        return {**keys, "num_processes": max(1, batch // (steps * each))}
+    return keys
+
+
 def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> StepConfig:
     """Return the step that a GRPOConfig asks for.
 

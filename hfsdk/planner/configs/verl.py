@@ -80,6 +80,9 @@ CONFIG_NAMES = {"ppo_trainer": "fsdp", "ppo_megatron_trainer": "megatron"}
 OLD_CRITIC = "critic.model.fsdp_config."
 """How keys of the critic's FSDP begin up to 0.7."""
 
+MISSING = "???"
+"""hydra's sign for what has to be given yet."""
+
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 
 OURS = {
@@ -102,6 +105,7 @@ def named_now(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     engine = CONFIG_NAMES.get(str(keys.get("config_name", "")).removesuffix(".yaml"))
     if engine is not None:
         keys = {f"{A}strategy": engine, **{key: value for key, value in keys.items() if key not in ("config_name", "config_path")}}
+    keys = {key: value for key, value in keys.items() if value != MISSING}
     renamed = {key: key.replace(OLD_CRITIC, "critic.fsdp.", 1) for key in keys if key.startswith(OLD_CRITIC)}
     return {renamed.get(key, key): value for key, value in keys.items()}, renamed
 
