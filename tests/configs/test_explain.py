@@ -712,6 +712,7 @@ def test_an_algorithm_needs_a_session_with_an_actor():
         "llama-70b"),
         ("Qwen/Qwen3-30B-A3B-GPTQ", None),
             ("Qwen/Qwen2.5-VL-7B-Instruct", None), ("mistralai/Mistral-7B-v0.1", None), ("gpt2", None),
+        ("unsloth/Qwen2.5-7B-bnb-4bit", None), ("Qwen/Qwen3-8B-FP8", None), ("org/Llama-3.1-8B-w4a16", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", None), ("", None), ("Qwen/Qwen2.5-9B", None),
     ],
 )  # fmt: skip

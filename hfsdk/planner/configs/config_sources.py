@@ -156,12 +156,13 @@ def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return the keys of a command line over those of the files that it names, and what it runs."""
     words = job_words(words)
-    refuse_others("the command line", program_of(words))  # before files are read, which are of another form
     found, files, dropped = arguments_of(words)
     below: dict[str, Any] = {}
     for name in files:
         if isinstance(name, OfAShell):
             raise OptionError(f"the command line names the file {shown(str(name))}, which a shell would work out; write its path")
+        if not Path(name).expanduser().is_file():
+            refuse_others("the command line", program_of(words))  # rather than for the file
         below |= _file(Path(name).expanduser())[0]
     return _without({**below, **found}, dropped), program_of(words)
 

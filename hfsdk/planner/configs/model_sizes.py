@@ -24,7 +24,9 @@ FAMILIES = {
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 _MIXTURES = "|".join(re.escape(name) for name, spec in PRESETS.items() if spec.experts)
 _MIXTURE = re.compile(rf"({_MIXTURES})(-(instruct|thinking|base|chat|v0\.1|\d{{4}}))*")
-_OTHER = re.compile(r"\d+b-?a\d+|vl|omni|moe|next|gptq|awq|scout|maverick|-draft|embedding|reranker")
+_OTHER = re.compile(
+    r"\d+b-?a\d+|vl|omni|moe|next|gptq|awq|scout|maverick|-draft|embedding|reranker|bnb|[48]bit|fp[48]|int[48]|gguf|w\d+a\d+"
+)
 """Models of other architectures that have such names."""
 
 
