@@ -480,6 +480,13 @@ def test_what_is_given_is_read_or_listed_and_defaults_are_told():
 # ---------------------------------------------------------------- a number that an unread key could change
 
 
+FEW = {
+    **DOUBTS, "data.train_batch_size": 64, f"{A}ppo_mini_batch_size": 16, f"{A}ppo_micro_batch_size_per_gpu": 2,
+    f"{R}log_prob_micro_batch_size_per_gpu": 8, "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
+}  # fmt: skip
+"""64 prompts of 5 responses: 320 samples."""
+
+
 def numbers(found: Any) -> list[Any]:
     """Return all that an explanation says in numbers."""
     said = [row.value for row in found.arithmetic] + [found.memory, found.trace, found.code, found.cluster, *found.assumed.values()]
@@ -491,8 +498,8 @@ def numbers(found: Any) -> list[Any]:
     (f"{R}over_sample_rate", "a key of verl 0.9.1"), ("data.max_responce_length", "did you mean data.max_response_length?"),
 ])  # fmt: skip
 def test_where_a_key_could_change_every_number_none_is_given(key, said):
-    given = {**DOUBTS, key: 0.5}
-    found = hf.explain(given, model="llama-7b")
+    given = {**FEW, key: 0.5}
+    found = hf.explain(given, model="qwen2.5-0.5b")
     assert found.unread[key].endswith("it could change every number")
     assert said in found.unread[key]
     assert numbers(found) == []
@@ -500,8 +507,8 @@ def test_where_a_key_could_change_every_number_none_is_given(key, said):
     assert f"['~{key}']" in str(found)
     assert "no numbers: keys that are not read could change them" in str(found)
     for table in ("arithmetic", "roles", "memory"):
-        assert "160" not in found.to_pandas(table).to_string()
-    assert rows(hf.explain(given, [f"~{key}"], model="llama-7b")) == rows(hf.explain(DOUBTS, model="llama-7b"))
+        assert "320" not in found.to_pandas(table).to_string()
+    assert rows(hf.explain(given, [f"~{key}"], model="qwen2.5-0.5b")) == rows(hf.explain(FEW, model="qwen2.5-0.5b"))
 
 
 @each("key, value, kind", [
@@ -509,7 +516,7 @@ def test_where_a_key_could_change_every_number_none_is_given(key, said):
     ("algorithm.filter_groups.enable", True, "generated"), (f"{A}grad_clip", 0.5, "learning"),
 ])  # fmt: skip
 def test_what_a_key_could_change_is_left_out_and_the_rest_is_said(key, value, kind):
-    plain, found = hf.explain(DOUBTS, model="llama-7b"), hf.explain({**DOUBTS, key: value}, model="llama-7b")
+    plain, found = hf.explain(FEW, model="qwen2.5-0.5b"), hf.explain({**FEW, key: value}, model="qwen2.5-0.5b")
     assert key in found.withheld[kind]
     assert bool(found.memory) is ("memory" not in found.withheld)
     assert bool(found.trace) is ("seconds" not in found.withheld)
@@ -524,9 +531,9 @@ def test_what_a_key_could_change_is_left_out_and_the_rest_is_said(key, value, ki
     (f"{A}megatron.sequence_parallel", False), (f"{A}profiler.whatever", 1),
 ])  # fmt: skip
 def test_what_is_at_its_default_or_of_a_part_that_is_not_in_use_changes_nothing(key, value):
-    found = hf.explain({**DOUBTS, key: value}, model="llama-7b")
+    found = hf.explain({**FEW, key: value}, model="qwen2.5-0.5b")
     assert found.withheld == {}
-    assert rows(found) == rows(hf.explain(DOUBTS, model="llama-7b"))
+    assert rows(found) == rows(hf.explain(FEW, model="qwen2.5-0.5b"))
 
 
 @each("system", ["verl", "TRL", "OpenRLHF", "NeMo-RL"])
@@ -965,14 +972,12 @@ def test_layers_may_lie_unevenly_where_a_key_says_how():
 def test_fits_is_not_said_above_a_refusal():
     from hfsdk.viz.explanation.view import explanation_view
 
-    few = {**DOUBTS, f"{A}ppo_micro_batch_size_per_gpu": 8, f"{R}log_prob_micro_batch_size_per_gpu": 8,
-           "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8}  # fmt: skip
-    right = hf.explain(few, model="qwen2.5-1.5b")
+    right = hf.explain(FEW, model="qwen2.5-1.5b")
     assert "fits, with" in explanation_view(right.view())["subtitle"]
     refused = {**right.view(), "no_trace": "hfsdk refuses this step: for a reason"}
     assert "fits" not in explanation_view(refused)["subtitle"]
-    wrong = hf.explain({**few, f"{A}ppo_micro_batch_size_per_gpu": 7}, model="qwen2.5-1.5b")
+    wrong = hf.explain({**FEW, f"{A}ppo_micro_batch_size_per_gpu": 7}, model="qwen2.5-1.5b")
     assert "fits" not in explanation_view(wrong.view())["subtitle"]
-    unknown = hf.explain({**few, "algorithm.adv_estimator": "gae", "critic.model.path": "of/nobody"}, model="qwen2.5-1.5b")
+    unknown = hf.explain({**FEW, "algorithm.adv_estimator": "gae", "critic.model.path": "of/nobody"}, model="qwen2.5-1.5b")
     assert [one.left_out for one in unknown.memory if one.left_out]
     assert "fits" not in explanation_view(unknown.view())["subtitle"]
