@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Any
 
 from hfsdk.core.errors import ModelNotFoundError
 from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.lora import ADAPTER_CONFIG, MERGE, PEFT, AdapterSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.untrusted import has_file, where
+from hfsdk.core.tokenizer_files import TEMPLATES, TOKENIZER_CONFIG
+from hfsdk.core.untrusted import has_file, read_file, read_json, where
 from hfsdk.core.weight_files import EMBEDDING, HEAD, READ, WeightFiles
 
 REBUILT = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -91,6 +93,24 @@ def check_no_adapters(folder: str) -> None:
             f"{folder} has {ADAPTER_CONFIG} beside its weights, so that transformers would add its adapters to them. Give them too "
             f"(lora={folder!r}), or move them to a folder of their own."
         )
+
+
+def own_template(adapters: str, folder: str) -> bool:
+    """Whether a folder of adapters has a chat template, and another one than its model's: they were trained with it.
+
+    Raises:
+        ModelNotFoundError: a file of a tokenizer is damaged.
+    """
+    own = _template_of(adapters)
+    return own is not None and own != _template_of(folder)
+
+
+def _template_of(folder: str) -> Any:
+    for name in TEMPLATES:
+        if has_file(folder, name):
+            return read_file(folder, name).decode(errors="replace").strip()
+    template = read_json(folder, TOKENIZER_CONFIG).get("chat_template") if has_file(folder, TOKENIZER_CONFIG) else None
+    return template.strip() if isinstance(template, str) else template
 
 
 def _check_there(files: WeightFiles, spec: ModelSpec, before: str, replaced: Collection[str], whose: str, said: str) -> None:

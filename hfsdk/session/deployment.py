@@ -21,7 +21,7 @@ from hfsdk.core.tokenizer_files import TOKENIZER
 from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import has_file
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WeightFiles, weight_names
-from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights, check_no_adapters
+from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights, check_no_adapters, own_template
 from hfsdk.engine.calls import messages as m
 from hfsdk.models import ModelHandle
 from hfsdk.models.counters import Counters
@@ -87,9 +87,10 @@ class Deployment:
             OptionError: the one there is was trained, and may not be replaced.
         """
         self._client.check_open()
+        notes = list[str]()
         if role.folder and not self._context.simulated:
             try:
-                _check_folders(role)  # damage is told before anything is changed, and before a worker opens the files
+                notes = _check_folders(role)  # damage is told before anything is changed, and before a worker opens the files
             except (ModelNotFoundError, UnsupportedModelError) as error:
                 raise type(error)(f"{role.name}: {error}") from None
         if role.name in self.loaded and self.book.replaces(cls, role):
@@ -98,9 +99,9 @@ class Deployment:
             if not replace:
                 self.book.check_untrained(role)
         with uninterrupted():  # the book and the controller go over together
-            return self._exchange(cls, role)
+            return self._exchange(cls, role, notes)
 
-    def _exchange(self, cls: type[H], role: RoleSpec) -> H:
+    def _exchange(self, cls: type[H], role: RoleSpec, notes: Sequence[str]) -> H:
         handle, changed = self.book.take(cls, role, lambda: cls(self.host, role))
         if not changed:
             return handle
@@ -119,13 +120,8 @@ class Deployment:
                 f"{role.name}: {role.model} has no trained scalar head ({' or '.join(SCALAR_HEAD_NAMES)} in {role.folder}), so it "
                 "scores with a random one. Give a reward model, a function, or optimizer=hf.AdamW(...) to train it here."
             )
-        unheard = not_applied(role.folder) if role.rollout is not None and role.folder and not self._context.simulated else {}
-        if unheard:
-            asked = ", ".join(f"{key}={shown(value)}" for key, value in unheard.items())
-            self._context.notice(
-                f"{role.name}: {role.folder}/generation_config.json asks for {asked}, which no rollout applies: what is learned "
-                "from has to be of the distribution that it was drawn from"
-            )
+        for note in notes:
+            self._context.notice(f"{role.name}: {note}")
         self.specs.pop(role.name, None)
         if role.kind == "actor" or self._client.tokenizer is None:
             self._set_tokenizer(role)
@@ -331,14 +327,21 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
     return {names: count for names, count in kept.items() if names}
 
 
-def _check_folders(role: RoleSpec) -> None:
-    """Read what a worker will read of a role's folders, but for the numbers of its weights.
+def _check_folders(role: RoleSpec) -> list[str]:
+    """Read what a worker will read of a role's folders, but for the numbers of its weights; return what of it is worth telling.
 
     Raises:
         ModelNotFoundError: a file is missing or damaged, or of another model.
     """
     assert role.model is not None
     TurnEnds.of(role.folder)
+    notes, unheard = [], not_applied(role.folder) if role.rollout is not None else {}
+    if unheard:
+        asked = ", ".join(f"{key}={shown(value)}" for key, value in unheard.items())
+        notes.append(
+            f"{role.folder}/generation_config.json asks for {asked}, which no rollout applies: what is learned from has to be of "
+            "the distribution that it was drawn from"
+        )
     if role.kind in ("reward", "cost"):
         saved_normalisation(role)
     scalar = role.head == "scalar"
@@ -350,6 +353,12 @@ def _check_folders(role: RoleSpec) -> None:
         assert role.lora is not None
         with WeightFiles(role.adapters, ADAPTER_WEIGHTS) as files:
             check_adapter_weights(files, AdapterSpec.of(role.model, role.lora), scalar=scalar)
+        if role.kind == "actor" and own_template(role.adapters, role.folder):
+            notes.append(
+                f"{role.adapters} has a chat template of its own, and that of {role.folder} is used: copy the files of the "
+                "tokenizer into the model's folder where the adapters were trained with them"
+            )
+    return notes
 
 
 def _has_head(role: RoleSpec) -> bool:

@@ -118,6 +118,16 @@ def of_merged(it: Bench) -> tuple[bool, int]:
     return head is embeddings, sum(parameter.numel() for parameter in model.parameters())
 
 
+def with_template(it: Bench, template: str) -> int:
+    """Declare an actor with adapters beside which their trainer has saved the tokenizer; return the adapters' rank."""
+    base, folder = brought(it)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((base / name).read_bytes())
+    (folder / "chat_template.jinja").write_text(template or (base / "chat_template.jinja").read_text())
+    session = it.session()
+    return session.actor(str(base), lora=folder, optimizer=hf.AdamW(lr=1e-5)).role.lora.rank
+
+
 def of_another(it: Bench):
     _, folder = brought(it)
     wider = it.model(config={"intermediate_size": 128})
@@ -179,6 +189,15 @@ TAKEN = [
     Case(
         "a scalar head that was trained beside them", "kin of LongLoRA#79", scored, [],
         "peft saves it by itself: no random head is told",
+    ),
+    Case(
+        "a chat template beside adapters", "kin of LlamaFactory#7785 (the template of training is another one)",
+        lambda it: with_template(it, "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"), 4,
+        "the texts of the session are made with the model's", notices=("adapters has a chat template of its own",),
+    ),
+    Case(
+        "the model's chat template beside adapters", "kin of LlamaFactory#7785", lambda it: with_template(it, ""), 4,
+        "it is the same one, so that nothing is told",
     ),
     Case(
         "a trained head, merged as the refusal of it advises", "unsloth#9326", merged, of_merged,
