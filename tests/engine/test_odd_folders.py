@@ -140,7 +140,7 @@ def log_probs(folder, name):
 # ---- what runs in the process
 
 
-def save_each(rank, world_size, folders, root):
+def save_each(rank, world_size, folders, root, layout="tp1"):
     """Load each folder, compute with it, save it, and load what was saved."""
     from hfsdk.core.layout import Layout
     from hfsdk.core.microbatch import plan_pass
@@ -149,7 +149,7 @@ def save_each(rank, world_size, folders, root):
     from hfsdk.engine.training.megatron_groups import RoleGroups
     from hfsdk.engine.training.trainer import Trainer
 
-    mesh = Layout().fill(world_size).mesh()
+    mesh = Layout.parse(layout).fill(world_size).mesh()
     groups, rows, found = RoleGroups(mesh), rows_table(), {}
     micro_batches = plan_pass(rows.ragged("prompt").lengths + rows.ragged("response").lengths, 1, 64).micro_batches[0]
 
@@ -232,6 +232,13 @@ def test_a_saved_config_says_what_it_said_but_for_the_weights(folders, saved, na
         return
     said = {**json.loads(was), **CHANGED[name]} | ({"dtype": "bfloat16"} if dtype_of(name) == "bf16" else {})
     assert json.loads(now) == said
+
+
+def test_ranks_that_cut_the_vocabulary_write_the_same_file(folders, saved, tmp_path):
+    names = ("qwen2 with a head of its own", "phi3 in pieces", "mistral in three dtypes")
+    found, _ = run(save_each, 2, {name: folders[name] for name in names}, str(tmp_path), "tp2")
+    for name in names:
+        assert Path(found[name][0], "model.safetensors").read_bytes() == Path(saved[name][0], "model.safetensors").read_bytes()
 
 
 def test_vllm_draws_what_transformers_draws(folders):
