@@ -89,7 +89,7 @@ def unlike(loaded, hosted, folder, out, sampling):
         tensor.fill_(float("nan"))
     loaded._model.load_weights(load_file(folder / "model.safetensors").items())
     loaded.finish_update()
-    expected = draw(loaded, sampling=sampling, group=hosted.rollout_group, eos=hosted._eos)
+    expected = draw(loaded, sampling=sampling, group=hosted.rollout_group, eos=hosted._ends)
     wrong = ["greedy tokens"] * (not np.array_equal(out["response"].flat, expected["response"].flat))
     mine, theirs = (dict(rollout._model.named_parameters()) for rollout in (hosted.rollout, loaded))
     wrong += ["names"] * (mine.keys() != theirs.keys())
