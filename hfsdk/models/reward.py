@@ -230,6 +230,8 @@ class _Scorer(TrainedHandle):
         if self._host.simulated:
             return target  # nothing was written
         config = json.loads(file.read_text(encoding="utf-8"))
+        if config.get(NORMALISATION, [0.0, 1.0]) == list(self.normalisation):
+            return target  # it says so already
         config[NORMALISATION] = list(self.normalisation)
         try:
             write_file(file, json.dumps(config, indent=2) + "\n")

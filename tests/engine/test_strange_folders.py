@@ -123,12 +123,14 @@ def test_what_a_link_leads_to_is_not_exported_and_that_is_said(tmp_path):
     for name in ("tokenizer_x", "vocab.txt", "merges.txt"):
         (folder / name).symlink_to(tmp_path / "key")
     pipe(folder / "added_tokens.json")
+    (folder / "additional_chat_templates").mkdir()
     for name in ("config.json", "tokenizer_config.json"):
         content = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**content, "auto_map": {"AutoModel": "somebody/else--own_code.Model"}}))
     (left_out,) = run(save, 1, str(folder), ModelSpec.from_folder(folder), str(tmp_path / "out"))
-    assert [name for name in ("vocab.txt", "merges.txt", "added_tokens.json") if not any(name in why for why in left_out)] == []
-    assert len(left_out) == 3
+    named = ("vocab.txt", "merges.txt", "added_tokens.json", "additional_chat_templates")
+    assert [name for name in named if not any(name in why for why in left_out)] == []
+    assert len(left_out) == len(named)
     written = sorted((tmp_path / "out").iterdir())
     tokenizer = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
     assert {path.name for path in written} == {"config.json", "model.safetensors", "generation_config.json", *tokenizer}
