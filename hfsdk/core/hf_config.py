@@ -35,6 +35,7 @@ NEUTRAL: dict[str, tuple[Any, str]] = {
     "rope_dim": (0, "rotary positions over the whole head"),
     "rope_interleaved": (False, "rotary positions in two halves"),
     "use_fope": (False, "rotary positions of one wave a dimension"),
+    "alibi": (False, "rotary positions"),
     "mrope_section": ([], "positions of one number a token"),
     "quantization_config": ({}, "weights that are not quantized"),
     "compression_config": ({}, "weights that are not quantized"),
@@ -83,12 +84,13 @@ WITHOUT_EFFECT = {
     "the dtype of the file": ("dtype", "torch_dtype", "use_bfloat16"),
     "what weights are drawn from": ("initializer_range", "initializer_factor"),
     "how it is trained": (
-        "attention_dropout", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout", "mlp_dropout", "gradient_checkpointing",
+        "attention_dropout", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout", "mlp_dropout", "hidden_dropout_prob",
+        "attention_probs_dropout_prob", "gradient_checkpointing",
     ),
     "how it is computed, and not what": (
         "use_cache", "pretraining_tp", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
-        "_attn_implementation_autoset", "_flash_attn_2_enabled", "chunk_size_feed_forward", "torchscript", "tf_legacy_loss",
-        "xla_device", "cache_implementation",
+        "_attn_implementation_autoset", "_flash_attn_2_enabled", "use_flash_attn", "use_flash_attention", "use_flash_attention_2",
+        "use_sdpa", "chunk_size_feed_forward", "torchscript", "tf_legacy_loss", "xla_device", "cache_implementation",
     ),
     "what transformers returns": (
         "return_dict", "output_attentions", "_output_attentions", "output_hidden_states", "output_scores",
