@@ -21,7 +21,9 @@ WITHOUT_EFFECT = {
         "do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens", "min_new_tokens", "num_return_sequences",
     ),
     "tokens of other uses": ("bos_token_id", "pad_token_id", "decoder_start_token_id"),
-    "where the file comes from": ("transformers_version", "_from_model_config", "_name_or_path", "_commit_hash", "unsloth_fixed"),
+    "where the file comes from": (
+        "transformers_version", "_from_model_config", "_name_or_path", "_commit_hash", "unsloth_fixed", "trust_remote_code",
+    ),
     "how it is computed, and not what": (
         "use_cache", "cache_implementation", "cache_config", "max_cache_len", "return_legacy_cache", "low_memory", "use_mtp",
         "compile_config", "disable_compile", "continuous_batching_config", "prefill_chunk_size", "speculation_type", "is_assistant",

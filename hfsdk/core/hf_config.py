@@ -80,6 +80,7 @@ WITHOUT_EFFECT = {
         "transformers_version", "_name_or_path", "name_or_path", "_model_name_or_path", "_commit_hash", "_from_auto",
         "_from_pipeline", "_configuration_file", "_auto_class", "auto_map", "custom_pipelines", "finetuning_task",
         "task_specific_params", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version",
+        "trust_remote_code",
     ),
     "the dtype of the file": ("dtype", "torch_dtype", "use_bfloat16"),
     "what weights are drawn from": ("initializer_range", "initializer_factor"),

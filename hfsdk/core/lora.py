@@ -46,10 +46,12 @@ ALL_LINEAR = "all-linear"
 WITHOUT_EFFECT = (
     "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
     "megatron_core", "runtime_config", "ensure_weight_tying", "qalora_group_size", "loftq_config", "eva_config", "corda_config",
-    "lora_ga_config", "velora_config", "exclude_modules", "layers_to_transform", "layers_pattern", "unsloth_fixed", "hfsdk_score",
+    "lora_ga_config", "velora_config", "exclude_modules", "layers_to_transform", "layers_pattern", "unsloth_fixed",
+    "lora_dtype", "lorap_lr_ratio", "hfsdk_score",
 )  # fmt: skip
 """Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
-(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say."""
+(without dropout here; the last but one are ms-swift's), options of fields that are refused; and which layers they stand beside,
+which the tensors say."""
 
 NEUTRAL: dict[str, Any] = {
     "peft_type": "LORA", "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {},
