@@ -50,8 +50,8 @@ WITHOUT_EFFECT = (
     "lora_dtype", "lorap_lr_ratio", "hfsdk_score",
 )  # fmt: skip
 """Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
-(without dropout here; the last but one are ms-swift's), options of fields that are refused; and which layers they stand beside,
-which the tensors say."""
+(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say. Of ms-swift are
+``lora_dtype`` and ``lorap_lr_ratio``."""
 
 NEUTRAL: dict[str, Any] = {
     "peft_type": "LORA", "bias": "none", "use_dora": False, "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {},

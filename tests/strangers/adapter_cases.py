@@ -40,7 +40,7 @@ def base_model(folder: Path, *, scalar: bool = False):
     return AutoModelForCausalLM.from_pretrained(folder)
 
 
-def brought(it: Bench, *, said=None, more=None, fill=0.0, without=(), scalar=False, **asked) -> tuple[Path, Path]:
+def brought(it: Bench, *, said=None, more=None, fill=0.0, without=(), scalar=False, layers=1, **asked) -> tuple[Path, Path]:
     """Let peft write adapters of a new model; return the folders of both.
 
     Args:
@@ -50,13 +50,14 @@ def brought(it: Bench, *, said=None, more=None, fill=0.0, without=(), scalar=Fal
         fill: their numbers.
         without: peft's tensors that are left out.
         scalar: whether the model has a scalar head.
+        layers: of the model.
         asked: options of peft's ``LoraConfig``.
     """
     import torch
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import load_file, save_file
 
-    base, folder = it.model(), it.folder / "adapters"
+    base, folder = it.model(config={"num_hidden_layers": layers}), it.folder / "adapters"
     options = {"r": 4, "lora_alpha": 12, "target_modules": LINEARS, "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", **asked}
     with quiet():
         get_peft_model(base_model(base, scalar=scalar), LoraConfig(**options)).save_pretrained(folder)
@@ -282,6 +283,17 @@ LEFT_OUT = [
     Case(
         "a layer without its B", "kin of vllm#55193", lambda it: read(it, without=[A.replace("lora_A", "lora_B")]),
         refused(ADAPTER_WEIGHTS, A.replace("lora_A", "lora_B")), "peft leaves it zero and only warns",
+    ),
+    Case(
+        "adapters of one block of two", "kin of vllm#55193 (layers_to_transform)",
+        lambda it: read(it, layers=2, layers_to_transform=[0]),
+        refused("adapters", ADAPTER_WEIGHTS, "model.layers.1.mlp.down_proj.lora_A.weight", "merge_and_unload"),
+        "peft has none in the other: every block has the same ones here",
+    ),
+    Case(
+        "fields that ms-swift writes beside peft's", "kin of peft#1168",
+        lambda it: read(it, said={"lora_dtype": "float32", "lorap_lr_ratio": 16.0}), of_peft,
+        "peft on the same folder: it leaves them out",
     ),
     Case(
         "adapters by the names that torch.compile has", "Soup#351",
