@@ -50,7 +50,7 @@ WITHOUT_EFFECT = (
     "lora_dtype", "lorap_lr_ratio", "hfsdk_score",
 )  # fmt: skip
 """Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
-(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say. Of ms-swift are
+(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say. ms-swift adds
 ``lora_dtype`` and ``lorap_lr_ratio``."""
 
 NEUTRAL: dict[str, Any] = {

@@ -388,6 +388,7 @@ class TrainedHandle(ModelHandle):
     def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> Path:
         """Write the weights as transformers reads them (config.json, safetensors, tokenizer); wait and return the folder.
 
+        Files beside the weights are those of the folder it was loaded from, byte for byte where training changes nothing of them.
         Of a role with LoRA its adapters alone, as peft reads them (adapter_config.json, adapter_model.safetensors). A model that is
         there is replaced when all files of this one are complete, with a notice unless it is an earlier one of this process.
 
