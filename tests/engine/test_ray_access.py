@@ -179,10 +179,28 @@ def test_rays_folder_is_where_its_sockets_fit_and_nobody_else_can_rename_it(home
         assert len(chosen) + len(ray_access.SOCKET_TAIL) <= ray_access.SOCKET_CHARS
 
 
-def test_a_folder_in_which_anybody_can_rename_is_named(tmp_path):
-    for folder in [tmp_path, *tmp_path.parents]:
+def let_others_in(path):
+    """Have every user get as far as a folder of this one."""
+    for folder in [path, *path.parents]:
         if folder.stat().st_uid == os.geteuid() and str(folder) not in ("/", "/tmp"):
             folder.chmod(0o755)
+
+
+def test_a_sessions_folder_is_where_nobody_else_can_rename_it_however_long_its_path(home, monkeypatch):
+    import tempfile
+
+    let_others_in(home)
+    deep, shared = home / ("x" * 100), home / "shared"
+    deep.mkdir()
+    shared.mkdir()
+    shared.chmod(0o777)
+    for place, is_chosen in ((deep, True), (shared, False)):
+        monkeypatch.setattr(tempfile, "tempdir", str(place))
+        assert (ray_access.private_place("") == os.path.realpath(place)) is is_chosen
+
+
+def test_a_folder_in_which_anybody_can_rename_is_named(tmp_path):
+    let_others_in(tmp_path)
     inner = tmp_path / "shared" / "mine"
     inner.mkdir(parents=True)
     assert ray_access.open_to_all(inner) is None

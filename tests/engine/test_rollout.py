@@ -644,6 +644,11 @@ def test_segments_of_a_job_are_removed_and_only_those(tmp_path, monkeypatch):
     assert len(cpu_support_vllm.remove_segments("a")) == 1
     assert len(list(tmp_path.iterdir())) == 2
     assert cpu_support_vllm.remove_segments("none") == []
+    if os.geteuid() == 0:
+        anothers = next(path for path in tmp_path.iterdir() if path.name.startswith(cpu_support_vllm.segment_name("ab", "")))
+        os.chown(anothers, 65534, 65534)
+        assert cpu_support_vllm.remove_segments("ab") == [], "another user's"
+        assert anothers.exists()
 
 
 def test_environment_is_known_before_torch_is_imported():

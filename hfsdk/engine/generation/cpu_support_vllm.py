@@ -31,7 +31,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,14 +135,16 @@ def segment_name(job_id: str, token: str) -> str:
 
 
 def remove_segments(job_id: str, token: str = "*") -> list[str]:
-    """Unlink this job's shared-memory segments, wherever killed ranks left some; return their names.
+    """Unlink this user's shared-memory segments of a job, wherever killed ranks left some; return their names.
 
     ``token`` picks those of one engine. Not to be called for a whole job while another of its engines is being built.
     """
     removed = []
     for path in SEGMENTS.glob(segment_name(job_id, token) + "-*") if SEGMENTS.is_dir() else ():
-        path.unlink(missing_ok=True)
-        removed.append(path.name)
+        with suppress(OSError):  # another rank was first
+            if path.lstat().st_uid == os.geteuid():
+                path.unlink()
+                removed.append(path.name)
     return removed
 
 

@@ -54,17 +54,16 @@ class OwnFolder:
             self.lock = -1
 
 
-def create(name: str, place: str | None = None) -> OwnFolder:
+def create(name: str, place: str) -> OwnFolder:
     """Make a folder ``hfsdk-<name>-<random>`` of mode 0700.
 
     Args:
         name: what it is for.
-        place: where; by default the system's place for temporary files.
+        place: where; others can rename nothing of ours there (``ray_access.private_place``).
 
     Raises:
         PlacementError: it cannot be made there, or not be locked.
     """
-    where = place or tempfile.gettempdir()
     path: Path | None = None
     try:
         path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-", dir=place))
@@ -76,7 +75,7 @@ def create(name: str, place: str | None = None) -> OwnFolder:
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
         raise PlacementError(
-            f"a session needs a folder of its own in {where}, which cannot be made: {error.strerror or error}. Free some space, or "
+            f"a session needs a folder of its own in {place}, which cannot be made: {error.strerror or error}. Free some space, or "
             "set TMPDIR to a folder on a disk of this machine."
         ) from error
     return OwnFolder(path, lock)

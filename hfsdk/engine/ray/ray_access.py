@@ -39,10 +39,13 @@ ADDRESS_CHARS = 200
 # -- the folder
 
 
-def private_place() -> str:
-    """Return the first place for Ray's folder that is short enough for its sockets and where nobody else can rename what is ours.
+def private_place(tail: str = SOCKET_TAIL) -> str:
+    """Return the first place for a folder of ours where nobody else can rename it, and that is short enough for sockets in it.
 
     The system's place for temporary files comes first, then the usual ones beside it.
+
+    Args:
+        tail: what the longest path of a socket adds to the place; by default as in Ray's folder, ``""`` for one without sockets.
 
     Raises:
         PlacementError: there is none.
@@ -51,10 +54,11 @@ def private_place() -> str:
         tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/var/tmp", "/dev/shm", str(Path.home()),
     ))))  # fmt: skip
     for place in tried:
-        if len(os.path.realpath(place)) + len(SOCKET_TAIL) <= SOCKET_CHARS and _is_ours_there(place):
+        if (not tail or len(os.path.realpath(place)) + len(tail) <= SOCKET_CHARS) and _is_ours_there(place):
             return os.path.realpath(place)
+    sockets = f"Ray's sockets need a folder whose path is at most {SOCKET_CHARS - len(tail)} characters long, that"
     raise PlacementError(
-        f"Ray's sockets need a folder whose path is at most {SOCKET_CHARS - len(SOCKET_TAIL)} characters long, that can be "
+        f"{sockets if tail else 'a session needs a folder that'} can be "
         f"written, and in which other users cannot rename what is ours (mode 1777, not 0777); none of {', '.join(tried)} is one. "
         "Set TMPDIR to one."
     )

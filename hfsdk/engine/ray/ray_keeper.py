@@ -51,6 +51,8 @@ ANSWER_S = 10.0
 class KeeperProcess(LoggedProcess):
     """The process: what :meth:`begin` is given builds what answers."""
 
+    temporary_here = False  # its folder has the logs of all, and stays
+
     def __init__(self, log_file: str, folder: str, path: Sequence[str]) -> None:
         from hfsdk.engine.worker import environment  # here, for whoever asks a keeper loads no engine
 

@@ -1,20 +1,31 @@
-"""``LoggedProcess``: what the processes that Ray starts for a session share, an environment and a log file of their own."""
+"""``LoggedProcess``: what processes that Ray starts for a session share: environment, log file, a place for temporary files."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from hfsdk.engine.process import private_places
+
 
 class LoggedProcess:
-    """A process whose output goes to a file."""
+    """A process whose output goes to a file, and whose temporary files lie beside that where others share the usual place."""
+
+    temporary_here = True
+    """Whether what it leaves in its folder goes with the session."""
 
     def __init__(self, log_file: str, variables: Mapping[str, str]) -> None:
-        os.environ.update(variables)
-        Path(log_file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # of the session; on other nodes it is made here
-        log = os.open(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        folder = Path(log_file).parent
+        private_places.enter(folder)  # of the session; on other nodes it is made here
+        private = private_places.in_use(folder)
+        if not self.temporary_here:
+            private.pop("TMPDIR", None)
+        os.environ.update({**variables, **private})
+        tempfile.tempdir = None  # as it was for whoever this process was forked from
+        log = os.open(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(log, 1)

@@ -38,7 +38,7 @@ from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.host_memory import free_host_bytes
 from hfsdk.engine.process.gpus import goes_direct
 from hfsdk.engine.process.interrupts import held
-from hfsdk.engine.ray import own_folders, ray_start
+from hfsdk.engine.ray import own_folders, ray_access, ray_start
 from hfsdk.engine.ray.own_folders import OwnFolder, remove_segments
 from hfsdk.engine.ray.ray_calls import RayCalls, inlined_bytes, store_of
 from hfsdk.engine.ray.ray_cluster import Node, describe, num_cores
@@ -146,7 +146,7 @@ class RayRuntime:
         self.notices = ray_start.enter(self._job_id, num_devices, address)
         shares_cpus = self._own_machine or (ray_start.owns(self._job_id) and address in (None, "local"))
         self.cluster, nodes = describe(num_devices, shares_cpus)
-        self._own_folder = own_folders.create(self._job_id)
+        self._own_folder = own_folders.create(self._job_id, ray_access.private_place(""))
         folder = self._own_folder.path
         keep_temporary_in(folder)
         options = WorkerOptions(self._job_id, folder, num_threads or _num_threads(nodes), shares_cpus, start_s, *of_worker)

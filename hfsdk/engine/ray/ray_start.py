@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -91,7 +90,7 @@ def enter(job_id: str, num_devices: int | None, address: str | None, *, near: bo
         for user in list(_forgone):
             leave(user)
         if not ray.is_initialized():
-            own_folders.clear_left(tempfile.gettempdir())
+            own_folders.clear_left(ray_access.private_place(""))
             notices = start(num_devices) if address in (None, "local") else join(str(address), near=near)
             _own_ray.add(job_id)
         elif address not in (None, "local", "auto"):

@@ -86,8 +86,9 @@ def _ports() -> StateCheck:
 
 def _leftovers() -> StateCheck:
     places = {os.path.realpath(tempfile.gettempdir())}
-    with contextlib.suppress(PlacementError):
-        places.add(ray_access.private_place())
+    for tail in ("", ray_access.SOCKET_TAIL):
+        with contextlib.suppress(PlacementError):
+            places.add(ray_access.private_place(tail))
     left = [path for place in places for path in own_folders.left_in(place)]
     if not left:
         return StateCheck("leftovers", True, "none of killed sessions")

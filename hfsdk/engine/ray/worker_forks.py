@@ -36,7 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from hfsdk.engine.process import gpus, heap, startup
+from hfsdk.engine.process import gpus, heap, private_places, startup
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.engines import import_engines
 
@@ -95,7 +95,8 @@ class WorkerForks:
 def _started(folder: Path, listener: socket.socket, log: int | IO[bytes]) -> subprocess.Popen[bytes]:
     """Return a new process that imports the engines."""
     known = os.pathsep.join(place for place in sys.path if place)
-    variables = heap.variables(os.environ | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"})
+    private = {"TMPDIR": str(folder)} | private_places.in_use(folder)  # torch looks for files there when it is imported
+    variables = heap.variables(os.environ | private | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"})
     return subprocess.Popen(
         [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno())],
         stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
@@ -234,6 +235,7 @@ def become(request: dict[str, Any]) -> None:
         os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # that of the server
     import numpy
     import ray._private.workers
     import ray._raylet
