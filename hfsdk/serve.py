@@ -48,7 +48,7 @@ def _link(given: argparse.Namespace) -> int:
     if given.token_file is not None or not (token := os.environ.get(TOKEN, "")):
         from hfsdk.session.serving import token_file
 
-        token = (given.token_file or token_file()).read_text(encoding="utf-8").strip()
+        token = _token_in(given.token_file or token_file())
     host = f"[{given.host}]" if ":" in given.host else given.host
     sys.stdout.write(f"{page_link(given.link or f'hfsdk://{host}:{given.port}/', token, package_version())}\n")
     return 0
@@ -60,7 +60,7 @@ def _serve(given: argparse.Namespace) -> int:
 
     hold_ends()  # awaited below: Ray would write about them
     file = given.token_file or token_file()
-    token = file.read_text(encoding="utf-8").strip()
+    token = _token_in(file)
     options = ServeOptions(given.host, given.port, token, given.address, given.certificate, given.key)
     server = Server(options, _tell)
     scheme, web = ("hfsdks", "https") if given.certificate else ("hfsdk", "http")
@@ -75,6 +75,20 @@ def _serve(given: argparse.Namespace) -> int:
     server.close()
     serving.join(5)
     return 0
+
+
+def _token_in(file: Path) -> str:
+    """Return the token that a file has.
+
+    Raises:
+        OptionError: there is none.
+    """
+    from hfsdk.session.tls import check_there
+
+    check_there(
+        "--token-file", file, "leave --token-file out: the token then lies in ~/.local/state/hfsdk, made where there is none"
+    )
+    return file.read_text(encoding="utf-8").strip()
 
 
 def _tell(text: str) -> None:

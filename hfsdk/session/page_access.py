@@ -36,9 +36,14 @@ NEW_LINK = "`python -m hfsdk.serve --link`, with the server's --port, makes a li
 
 HEADERS = (
     ("Cache-Control", "no-store"), ("Referrer-Policy", "no-referrer"),
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'unsafe-inline' blob:"),
-    ("X-Frame-Options", "DENY"), ("X-Content-Type-Options", "nosniff"), ("Connection", "close"),
+    ("X-Frame-Options", "DENY"), ("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"), ("Connection", "close"),
 )  # fmt: skip
+
+POLICY_BEGINS = '<!doctype html><html lang="en"><meta http-equiv="Content-Security-Policy" content="'
+"""A page that runs scripts begins so, and says which; one that begins otherwise runs none."""
+
+NO_SCRIPTS = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,9 @@ def response(status: HTTPStatus, text: str, cookie: str | None) -> bytes:
     """Return an answer as it is sent."""
     body = text.encode()
     kind = "text/html; charset=utf-8" if text.startswith("<") else "text/plain; charset=utf-8"
-    headers = (("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS)
+    said, _, _ = text.removeprefix(POLICY_BEGINS).partition('"') if text.startswith(POLICY_BEGINS) else (NO_SCRIPTS, "", "")
+    policy = ("Content-Security-Policy", f"{said}; frame-ancestors 'none'")  # which a page cannot say itself
+    headers = (("Content-Type", kind), ("Content-Length", str(len(body))), policy, *HEADERS)
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers)]
     if cookie is not None:
         lines.append(f"Set-Cookie: {cookie}")

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from hfsdk.core.errors import HfsdkError, OptionError
 from hfsdk.core.trace import Trace
 from hfsdk.session.attach import sessions
+from hfsdk.session.page_access import POLICY_BEGINS
 from hfsdk.session.session import Session
 
 REFRESH_S = 3
@@ -103,8 +104,11 @@ def _last_step(session: Session) -> Trace:
 
 
 def _html(title: str, body: str) -> str:
+    from hfsdk.viz.frame import content_policy
+
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'{POLICY_BEGINS}{content_policy(body)}"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="refresh" content="{REFRESH_S}"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style><h1>{escape(title)}</h1>{body}</html>"
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import importlib
+import os
+import secrets
 import ssl
 import tempfile
 from pathlib import Path
@@ -52,28 +55,61 @@ def server_context(certificate: str | None, key: str | None) -> tuple[ssl.SSLCon
     context.num_tickets = 0  # every connection proves itself
     context.set_alpn_protocols([PROTOCOL, "http/1.1"])
     if certificate is None:
-        with tempfile.TemporaryDirectory() as folder:  # of mode 0700
+        if key is not None:
+            raise OptionError(f"--key {key} is of no certificate: give that too, as --certificate FILE, or leave --key out")
+        state: Path = importlib.import_module("hfsdk.engine.ray.ray_head").state_folder()
+        secret = secrets.token_bytes(32)
+        with tempfile.TemporaryDirectory(prefix="certificate-", dir=state) as folder:  # TLS reads files alone
             file = Path(folder) / "own.pem"
-            file.write_bytes(own_certificate())
-            return context, _load(context, str(file), None)
+            file.write_bytes(own_certificate(secret))  # what a killed server leaves is worth nothing
+            return context, _load(context, str(file), None, secret)
+    for option, path in (("--certificate", certificate), ("--key", key)):
+        if path is not None:
+            check_there(option, path, "leave --certificate and --key out to have one made")
     try:
         return context, _load(context, certificate, key)
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"--certificate {certificate} with --key {key}: {error}; both are PEM files, the server's own certificate first"
+            f"--certificate {certificate} with --key {key or 'in the same file'}: {error}; both are PEM files, the server's own "
+            "certificate first"
         ) from error
 
 
-def _load(context: ssl.SSLContext, certificate: str, key: str | None) -> bytes:
+def check_there(option: str, path: str | Path, instead: str) -> None:
+    """Check that an option names a file that can be read.
+
+    Args:
+        option: e.g. ``"--key"``.
+        path: what it was given.
+        instead: what to do without one.
+
+    Raises:
+        OptionError: says what was asked for, what there is, and what to do.
+    """
+    file = Path(path)
+    if not file.exists():
+        known = [str(each) for each in (file, *file.parents) if each.is_dir()]
+        there = f"; {known[0]} is there" if known and file.parent != Path(known[0]) else ""
+        raise OptionError(f"{option} {path}: there is no such file{there}. Give one that is there, or {instead}.")
+    if not file.is_file():
+        raise OptionError(f"{option} {path} is {'a folder' if file.is_dir() else 'no file'}. Give a file, or {instead}.")
+    if not os.access(file, os.R_OK):
+        raise OptionError(f"{option} {path} cannot be read by you. Give a file that can, or {instead}.")
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: str | None, secret: bytes | None = None) -> bytes:
     """Have TLS use a certificate; return its fingerprint."""
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate, key, secret)
     _, begins, rest = Path(certificate).read_text(encoding="utf-8").partition("-----BEGIN CERTIFICATE-----")
     own, ends, _ = rest.partition("-----END CERTIFICATE-----")
     return fingerprint(ssl.PEM_cert_to_DER_cert(f"{begins}{own}{ends}"))
 
 
-def own_certificate() -> bytes:
+def own_certificate(secret: bytes | None = None) -> bytes:
     """Return a new key and a certificate of it, as PEM.
+
+    Args:
+        secret: the key is encrypted with it, where it is given.
 
     Raises:
         ModelNotFoundError: the package that makes them is not installed.
@@ -92,5 +128,6 @@ def own_certificate() -> bytes:
         issuer_name=name, subject_name=name, public_key=key.public_key(), serial_number=x509.random_serial_number(),
         not_valid_before=begins, not_valid_after=begins + datetime.timedelta(days=CERTIFICATE_DAYS),
     ).sign(key, hashes.SHA256())  # fmt: skip
-    own = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    locked = serialization.NoEncryption() if secret is None else serialization.BestAvailableEncryption(secret)
+    own = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
     return own + made.public_bytes(serialization.Encoding.PEM)

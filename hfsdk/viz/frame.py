@@ -140,19 +140,23 @@ def _script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def html_page(title: str, body: str) -> str:
-    """Return a complete, self-contained HTML page in both themes.
+def content_policy(body: str) -> str:
+    """Return a content security policy that lets a page ask no network, and run no script but those that are in ``body`` now.
 
-    Its content security policy lets it ask no network, and run no script but those that are in ``body`` now.
+    Styles are inline: pictures place what they draw by them.
     """
-    body = clean(body)
-    policy = "; ".join([
+    return "; ".join([
         "default-src 'none'", " ".join(["script-src blob:", *map(_script_hash, _SCRIPT.findall(body))]),
         "style-src 'unsafe-inline'", "img-src data:", "base-uri 'none'", "form-action 'none'",
     ])  # fmt: skip
+
+
+def html_page(title: str, body: str) -> str:
+    """Return a complete, self-contained HTML page in both themes, with its policy (:func:`content_policy`)."""
+    body = clean(body)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}"/><title>{escape(clean(title))}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_policy(body)}"/><title>{escape(clean(title))}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/><meta name="color-scheme" content="light dark"/>'
         "<style>body{margin:0 auto;max-width:1240px;padding:12px;background:#fff}"
         f"@media (prefers-color-scheme:dark){{body{{background:#15181c}}}}</style></head><body>{body}</body></html>\n"

@@ -4,6 +4,7 @@ import tempfile
 import threading
 import weakref
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from expect import each, refuses
 from served import NAME, Served, all_of, attach, framed, kept_session, kernels_line, prove
 
 import hfsdk as hf
+from hfsdk import serve
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
@@ -190,7 +192,46 @@ def test_a_certificate_of_ones_own_serves_and_is_checked_by_authorities_where_th
         Served(certificate=str(file), key=None)
 
 
-def test_no_key_of_the_server_is_left_on_disk(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_no_key_of_the_server_is_left_on_disk_and_a_killed_server_leaves_one_that_nobody_can_use(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "shared").mkdir()
+    load, seen = tls._load, []
+
+    def loaded(context, certificate, *options):
+        file = Path(certificate)
+        seen.append((file.read_text(), file.parent.stat().st_mode & 0o777))
+        assert file.is_relative_to(tmp_path / "state" / "hfsdk")
+        return load(context, certificate, *options)
+
+    monkeypatch.setattr(tls, "_load", loaded)
     with Served():
-        assert list(tmp_path.iterdir()) == []
+        assert list((tmp_path / "shared").iterdir()) == []
+        assert list((tmp_path / "state" / "hfsdk").iterdir()) == []
+    ((text, mode),) = seen
+    assert mode == 0o700
+    assert "BEGIN ENCRYPTED PRIVATE KEY" in text
+    assert "BEGIN PRIVATE KEY" not in text
+
+
+@each(
+    "arguments, named",
+    [
+        (["--token-file", "MISSING"], ["--token-file", "no such file", "leave --token-file out", "DIR is there"]),
+        (["--token-file", "DIR"], ["--token-file", "a folder", "leave --token-file out"]),
+        (["--link", "--token-file", "MISSING"], ["--token-file", "no such file", "leave --token-file out"]),
+        (["--token-file", "TOKEN", "--certificate", "MISSING"], ["--certificate", "no such file", "leave --certificate"]),
+        (["--token-file", "TOKEN", "--certificate", "TOKEN", "--key", "MISSING"], ["--key", "no such file", "leave --certificate"]),
+        (["--token-file", "TOKEN", "--key", "TOKEN"], ["--key", "--certificate FILE"]),
+    ],
+)
+def test_a_file_that_is_not_there_is_told_with_the_option_and_what_to_do(tmp_path, capsys, arguments, named):
+    token = tmp_path / "token"
+    token.write_text("x" * 43)
+    places = {"MISSING": str(tmp_path / "nowhere" / "file"), "DIR": str(tmp_path), "TOKEN": str(token)}
+    given = [places.get(argument, argument) for argument in arguments]
+    assert serve.main(["--port", "0", *given]) == 1
+    told = capsys.readouterr().err
+    assert "Errno" not in told
+    missing = [each for each in named if each.replace("DIR", places["DIR"]) not in told]
+    assert not missing, told

@@ -102,7 +102,11 @@ def test_a_link_is_good_once_and_its_cookie_shows_the_pages(served, monkeypatch)
     for attribute in ("HttpOnly", "SameSite=Strict", f"Path={page.rpartition('/')[0]}/", f"Max-Age={COOKIE_S:.0f}"):
         assert attribute in headers["Set-Cookie"], attribute
     assert f"hfsdk-{served.port}=" in headers["Set-Cookie"]
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    rules = dict(rule.split(" ", 1) for rule in headers["Content-Security-Policy"].split("; "))
+    for rule in ("default-src", "frame-ancestors", "base-uri", "form-action"):
+        assert rules[rule] == "'none'", rule
+    assert "script-src" not in rules, "a page runs the scripts that it says, and this one has none"
+    assert headers["Cross-Origin-Opener-Policy"] == headers["Cross-Origin-Resource-Policy"] == "same-origin"
     assert asked(served.port, path)[0] == 401, "the link was opened before"
     assert asked(served.port, page)[0] == 401, "without the cookie"
     assert asked(served.port, "/exp7", Cookie=cookie)[0] == 401, "the cookie is of the folder alone"

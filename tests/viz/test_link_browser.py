@@ -9,8 +9,9 @@ from http import HTTPStatus
 import pytest
 
 from hfsdk.session.served_page import _html
+from hfsdk.viz.placement.view import PlacementPicture, placement_view
 from tests.session.served import Served, kept_session
-from tests.viz import harness
+from tests.viz import demo, harness
 
 pytest.importorskip("playwright", reason="playwright is not installed")
 pytestmark = [
@@ -64,10 +65,27 @@ def test_a_link_from_another_site_opens_the_page_and_its_cookie_goes_to_no_other
         page.goto(shown)
         assert page.text_content("h1") == "run of exp7"
         page.goto(f"http://127.0.0.1:{port}/")
-        page.evaluate(f"fetch('{shown}', {{mode: 'no-cors', credentials: 'include'}})")
+        asked = f"fetch('{shown}', {{mode: 'no-cors', credentials: 'include'}}).then(() => 'got', () => 'nothing')"
+        assert page.evaluate(asked) == "nothing", "not even what it cannot read"
         page.goto(f"http://127.0.0.1:{port}/")
         page.set_content(f'<a href="{shown}">a page of another port leads here</a>')
         page.click("a")
         page.wait_for_load_state()
         assert page.query_selector("h1") is None
+        page.close()
+
+
+def test_a_served_page_draws_its_pictures_and_runs_nothing_else(chromium, monkeypatch):
+    """Nor does it lie in another page's frame."""
+    ran = "document.title = 'ran'"
+    body = f"""{PlacementPicture(placement_view(demo.placement_data())).to_html()}
+        <img src="data:," onerror="{ran}"><a id="link" href="javascript:{ran}">x</a>"""
+    with kept_session(monkeypatch), Served() as served:
+        monkeypatch.setattr(served.server._pages, "page", lambda name: (HTTPStatus.OK, _html("the page", body)))
+        page = chromium.new_page()
+        page.goto(f"http://127.0.0.1:{served.port}{served.server.page_link('exp7')}")
+        page.wait_for_selector(".hf-picture[data-ready]")
+        page.click("#link")
+        page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: `" + ran + "`}))")
+        assert page.title() == "the page"
         page.close()

@@ -16,7 +16,7 @@ import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.session.running import Run
 from hfsdk.viz.drawn import picture_of
-from tests.viz import demo
+from tests.viz import demo, demo_plans
 from tests.viz.bad_pictures import PICTURES, control_of, rows_of
 
 anywidget = pytest.importorskip("anywidget")
@@ -85,6 +85,21 @@ def test_sliders_are_answered(session: hf.Session) -> None:
     what_if.set(devices=1)
     assert next(s["value"] for s in widget.view["sliders"] if s["name"] == "devices") == 1
     widget.close()
+
+
+def test_what_a_page_sets_is_kept_only_where_the_picture_has_a_control_for_it(monkeypatch: Any) -> None:
+    """Until it is answered; a page, or what somebody put into it, could send names without end."""
+    from hfsdk.viz.what_if.view import LiveWhatIf
+
+    monkeypatch.setattr(LiveWhatIf, "_answer_all", lambda live: None)
+    live = LiveWhatIf(demo_plans.what_if(), in_output=False)
+    for number in range(50):
+        live.hear({"set": {f"name {number}": "x" * 1000, "device": "y" * 10**6, "prompts": [1] * 10**5}, "request": number})
+    live.hear({"set": {"devices": 2}, "request": 50})
+    request, changes = live._asked
+    assert (request, changes["devices"], sorted(changes)) == (50, 2, ["device", "devices"])
+    assert len(changes["device"]) == 200
+    live.close()
 
 
 def test_a_run_is_followed_and_its_buttons_are_heard() -> None:

@@ -104,6 +104,10 @@ class WhatIfPicture(Picture):
         return lines + ([self.view["error"]] if self.view["error"] else [])
 
 
+MOST_CHARS = 200
+"""Of what a browser sets a menu to."""
+
+
 class LiveWhatIf:
     """The widget of one ``WhatIf``: a thread of its own answers the newest question, and draws the curve when none is asked.
 
@@ -156,13 +160,21 @@ class LiveWhatIf:
         """Take a message of the browser's: ``{"set": {...}, "request": 3}`` or ``{"settle": "devices", "request": 3}``."""
         with self._wake:
             if "set" in content:
+                changes = self._known(content["set"])
                 before = self._asked[1] if self._asked else {}  # not answered yet: one answer will do for both
-                self._asked, self._settled = (int(content["request"]), {**before, **content["set"]}), None
+                self._asked, self._settled = (int(content["request"]), {**before, **changes}), None
             elif "settle" in content:
-                self._settled = str(content["settle"] or "")
+                self._settled = str(content["settle"] or "")[:MOST_CHARS]
             self._wake.notify()
         if not self._threaded and not self._closed:
             self._answer()
+
+    def _known(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return of what a browser sets what the picture has a slider or a menu for: nothing else is kept until it is answered."""
+        names = [control["name"] for control in (*self.widget.view["sliders"], *self.widget.view["menus"])]
+        values = {name: changes[name] for name in names if name in changes}
+        values = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+        return {name: value[:MOST_CHARS] if isinstance(value, str) else value for name, value in values.items()}
 
     def changed(self) -> None:
         """Show what was set from Python."""
