@@ -119,7 +119,7 @@ lint: setup  ## ruff and biome (rules and format of Python and JS), and mypy
 	@$(BIN)/mypy hfsdk
 
 bench: setup  ## run every benchmark and check its numbers
-	@for name in validate_perf hybridflow_paper planner calibrate overhead pictures what_if maths snapshot parity strategies reshard why lora recipe learning "learning --all" "learning --lora"; do set -- $$name; echo "== $$name"; \
+	@for name in validate_perf hybridflow_paper planner calibrate overhead pictures what_if maths snapshot parity strategies reshard why lora recipe strangers learning "learning --all" "learning --lora"; do set -- $$name; echo "== $$name"; \
 		$(BIN)/python benchmarks/$$1.py $$2 --check $(ARGS); done
 
 # uv resolves without installing. pip's own find-links is passed on, because that is where a CPU torch may lie.

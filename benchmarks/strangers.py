@@ -238,7 +238,7 @@ def beside_strangers(report: Report, rounds: int) -> None:
     with hf.Session(devices=2, seed=3, name="beside") as session, server_port() as port:
         roles = declared(session, train="tp2", rollout="tp1")
         a_step(roles)
-        ports = sorted({found for of_rank in roles.actor.run(listeners) for found in of_rank}) + [port]
+        ports = [*sorted({found for of_rank in roles.actor.run(listeners) for found in of_rank}), port]
         strangers = Strangers(ports)
         start = session.snapshot("start")
         taken: dict[bool, list[float]] = {True: [], False: []}

@@ -245,6 +245,42 @@ def test_a_browser_sees_a_session_by_a_link(far, state):
     unknown.value.close()
 
 
+LOOKS = """
+import os
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for name in filter(str.isdigit, os.listdir("/proc")):
+    for file in ("cmdline", "environ"):
+        try:
+            with open(f"/proc/{name}/{file}", encoding="utf-8", errors="replace") as one:
+                print(one.read().replace(chr(0), " "))
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_ps_shows_another_user_no_token_of_a_server_or_a_kept_session(far):
+    _, _, token = far
+    seen = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, check=True).stdout
+    assert "hfsdk.serve" in seen, "it sees every process"
+    assert "ray_head" in seen
+    ray = os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").read_text().strip()
+    assert [secret for secret in (token, ray) if secret in seen] == []
+
+
+def test_the_token_of_another_server_is_refused(far, thin, tmp_path):
+    _, port, token = far
+    own = tmp_path / "token"
+    own.write_text("another-server-of-the-same-user-has-this-one")
+    other = serve(tmp_path, "--token-file", str(own))
+    other_port = int(other.stdout.readline().split("/NAME")[0].rpartition(":")[2])
+    for where, what in ((port, own.read_text()), (other_port, token)):
+        with pytest.raises(KernelError, match="does not know this token"):
+            thin.run(attach(where, what))
+    other.terminate()
+    other.communicate(timeout=30)
+
+
 SQUATS = """
 import os, socket, sys
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
