@@ -46,6 +46,7 @@ def watch_segments(rank):
                 if os.geteuid() == 0:
                     reader = ["/usr/bin/head", "-c", "1", str(path)]
                     tried = subprocess.run(reader, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, check=False)
+                    path.stat()
                 seen.append([path.name, info.st_mode & 0o777, info.st_uid, tried and tried.stderr.decode()])
         return remove(job_id, token)
 
@@ -58,23 +59,29 @@ def seen_segments(rank):
     return rollout_engine.cpu.seen
 
 
-def test_shared_memory_of_a_rollout_is_its_users_alone_and_nobody_guesses_its_names(ray_here):
+def segments_of_a_session():
+    """Return what the ranks of a rollout wrote down of its segments, and the names that are still there."""
     with hf.Session(devices=2, seed=3, name="segments") as session:
         session.critic("tiny").run(watch_segments)
         actor = session.actor("tiny", rollout="tp2")
         actor.generate([[1, 2, 3]] * 2, max_new_tokens=2).wait()
         seen = [one for of_rank in actor.run(seen_segments) for one in of_rank]
+        return seen, {path.name for path in Path("/dev/shm").glob("hfsdk.*")} & {name for name, *_ in seen}
+
+
+def test_shared_memory_of_a_rollout_is_its_users_alone_and_nobody_guesses_its_names(ray_here):
+    drawn = []
+    for _ in range(2):
+        seen, left = segments_of_a_session()
         assert seen, "the ranks share memory"
+        assert left == set(), "nobody finds them by name once all ranks have them"
         for name, mode, user, tried in seen:
             assert (mode, user) == (0o600, os.geteuid())
             assert tried is None or "Permission denied" in tried, tried
-            job, _, engine = name.removeprefix("hfsdk.").partition("-")[0].partition(".")
-            assert min(len(job), len(engine)) >= RANDOM_CHARS, name
-            assert int(job, 16) != int(engine, 16)
-        names = {name.partition("-")[0] for name, *_ in seen}
-        assert len(names) == 1
-        left = [path.name for path in Path("/dev/shm").glob("hfsdk.*") if path.name.partition("-")[0] in names]
-        assert left == [], "nobody finds them by name once all ranks have them"
+        (words,) = {tuple(name.partition("-")[0].split(".")[1:]) for name, *_ in seen}
+        drawn += words
+    assert len(set(drawn)) == 4, "a session's word and an engine's, neither of which comes again"
+    assert all(len(word) >= RANDOM_CHARS and int(word, 16) for word in drawn)
 
 
 @as_root
@@ -97,27 +104,32 @@ def test_what_ray_spills_to_disk_is_read_by_nobody_else(ray_here):
 
 
 def listening(processes):
-    """Return (name of a process, port) for each TCP port that one of them listens on."""
-    found = set()
+    """Return by (address, port) the name of the process that listens there."""
+    found = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
             for one in process.net_connections("tcp"):
                 if one.status == psutil.CONN_LISTEN:
-                    found.add((process.name(), one.laddr.port))
-    return sorted(found)
+                    host = one.laddr.ip if one.laddr.ip not in ("0.0.0.0", "::") else "127.0.0.1"
+                    found[host, one.laddr.port] = process.name()
+    return found
 
 
-def asked(port, method, path, body, answers):
-    """Ask by HTTP, as a dashboard's user or ``ray job submit`` would; note the status, or what came instead."""
-    line = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        line.request(method, path, body=body, headers={"Content-Type": "application/json"})
-        answer = line.getresponse()
-        answers[port, path] = answer.status, answer.read(2000)
-    except (OSError, http.client.HTTPException) as error:
-        answers[port, path] = 0, repr(error).encode()
-    finally:
-        line.close()
+def ask_all(where, asks, answers):
+    """Ask by HTTP, as a dashboard's user or ``ray job submit`` would; note each status, or what came instead."""
+    for method, path, body in asks:
+        line = http.client.HTTPConnection(*where, timeout=10)
+        try:
+            line.request(method, path, body=body, headers={"Content-Type": "application/json"})
+            answer = line.getresponse()
+            answers[where, path] = answer.status, answer.read(2000)
+        except TimeoutError:
+            answers[where, path] = 0, b"nothing"
+            return  # as at a closed port of gloo: to none of them
+        except Exception as error:
+            answers[where, path] = 0, repr(error).encode()
+        finally:
+            line.close()
 
 
 def test_jobs_and_dashboards_answer_nobody(live, tmp_path):
@@ -132,17 +144,17 @@ def test_jobs_and_dashboards_answer_nobody(live, tmp_path):
     ]  # fmt: skip
     me = psutil.Process()
     ports = listening([me, *me.children(recursive=True)])
-    assert {name for name, _ in ports} >= {"gcs_server", "raylet"}
+    assert {"gcs_server", "raylet", "ray::RuntimeEnvAgent"} <= set(ports.values())
     answers = {}
-    askers = [
-        threading.Thread(target=lambda port=port: [asked(port, *one, answers) for one in asks], daemon=True) for _, port in ports
-    ]
+    askers = [threading.Thread(target=ask_all, args=(where, asks, answers)) for where in ports]
     for asker in askers:
         asker.start()
     for asker in askers:
         asker.join()
-    assert len(answers) == len({port for _, port in ports}) * len(asks)
-    assert {key: answer for key, answer in answers.items() if 200 <= answer[0] < 300} == {}
+    assert {where for where, _ in answers} == set(ports)
+    agent = next(where for where, name in ports.items() if name == "ray::RuntimeEnvAgent")
+    assert answers[agent, "/get_or_create_runtime_env"][0] == http.HTTPStatus.UNAUTHORIZED, "it was asked where it listens"
+    assert {key: answer for key, answer in answers.items() if answer[0] and answer[0] < 400} == {}
     assert not mark.exists()
     assert len(live.actor.generate([[1, 2, 3]] * 2, max_new_tokens=2)["response"]) == 2, "and the session goes on"
 
