@@ -64,7 +64,7 @@ def test_what_others_put_where_libraries_look_is_neither_opened_nor_waited_for(r
     env |= {"TMPDIR": str(shared), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[3])}
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
         env.pop(name, None)
-    done = subprocess.run([sys.executable, "-c", SESSION], env=env, capture_output=True, text=True, timeout=420)
+    done = subprocess.run([sys.executable, "-c", SESSION], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["rows"] == [4, 4]
