@@ -922,6 +922,12 @@ def test_where_the_processes_are_not_told_no_number_is_given_until_a_cluster_is(
         assert hf.explain(config, cluster="1x4 H100")["samples"] == 32
 
 
+def test_odd_values_of_files_and_layers_are_told():
+    found = hf.explain({**QWEN, "deepspeed": "x" * 5000})
+    assert found.withheld["memory"] == ("deepspeed",)
+    assert "'7'" in kinds(hf.explain({**QWEN, "use_peft": True, "lora_target_modules": 7}), "note")
+
+
 @each("key, value", [
     ("gradient_accumulation_steps", 4), ("train_micro_batch_size_per_gpu", 4), ("train_batch_size", 8),
 ])  # fmt: skip

@@ -42,6 +42,8 @@ def lora_asked(
         return None
     rule(rank <= MOST_RANK, f"hfsdk's adapters have a rank of at most {MOST_RANK}", f"{key}={rank}",
          f"Read memory as of rank {MOST_RANK}.", "", NOTE)  # fmt: skip
+    if targets is not None and not isinstance(targets, (str, list, tuple)):
+        targets = [targets]
     asked = [part.strip(" '\"") for part in targets.strip("[]() ").split(",")] if isinstance(targets, str) else list(targets or ())
     known: list[str] = []
     odd = [one for one in asked if one != "all-linear" and str(one).rsplit(".", 1)[-1] not in {*LINEARS, *OF_MEGATRON}]

@@ -98,7 +98,7 @@ def _of_trl_files(keys: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in keys.items():
         last = key.rsplit(".", 1)[-1]
         path = Path(os.path.expanduser(value)) if isinstance(value, str) and value and last in FILES_OF_TRL else None
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):
             found[key] = value
             continue
         inside = _json(path) if path.suffix == ".json" else _yaml(path, _read(path))
@@ -161,7 +161,7 @@ def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
     for name in files:
         if isinstance(name, OfAShell):
             raise OptionError(f"the command line names the file {shown(str(name))}, which a shell would work out; write its path")
-        if not Path(name).expanduser().is_file():
+        if not os.path.isfile(os.path.expanduser(name)):
             refuse_others("the command line", program_of(words))  # rather than for the file
         below |= _file(Path(name).expanduser())[0]
     return _without({**below, **found}, dropped), program_of(words)
