@@ -257,6 +257,18 @@ VERL = [
         right=["actor_rollout_ref.rollout.ppo_micro_batch_size_per_gpu"],
         because="the pull request mends that key: the micro-batch is under actor, and hydra refuses the other (not in struct)",
     ),
+    Case(
+        "verl: a configuration that Weights & Biases saved", "kin of verl#1524: verl/utils/tracking.py",
+        lambda it: rows(written(it, "config.yaml", logged({
+            "actor_rollout_ref": {
+                "actor": {"ppo_mini_batch_size": 256, "use_dynamic_bsz": True, "_target_": "verl.workers.config.FSDPActorConfig"},
+                "rollout": {"n": 8, "name": "vllm", "mtp": {"enable": False}},
+            },
+            "data": {"train_batch_size": 512}, "algorithm": {"adv_estimator": "grpo"}, "trainer": {"n_gpus_per_node": 8},
+        })), *COUNTS),
+        right=["verl", 4096, 2048, 8, 256, 16, 2],
+        because="OmegaConf.to_container, resolve=True: 512 x 8; 256 x 8 / 8 ranks = 256 samples, 16 of 1024 tokens in 16384",
+    ),
 ]  # fmt: skip
 
 OPENRLHF = [
@@ -511,18 +523,6 @@ TRL = [
                     hf.explain(file).step.roles[0].model, hf.explain(file).withheld],
         right=["TRL", 256, 32, 256, "Qwen/Qwen2.5-0.5B-Instruct", {}],
         because="{key: {desc, value}}, args over model.config; a made GRPOConfig has 256 = 16 x 4 steps x processes, which were 4",
-    ),
-    Case(
-        "verl: a configuration that Weights & Biases saved", "kin of verl#1524: verl/utils/tracking.py",
-        lambda it: rows(written(it, "config.yaml", logged({
-            "actor_rollout_ref": {
-                "actor": {"ppo_mini_batch_size": 256, "use_dynamic_bsz": True, "_target_": "verl.workers.config.FSDPActorConfig"},
-                "rollout": {"n": 8, "name": "vllm", "mtp": {"enable": False}},
-            },
-            "data": {"train_batch_size": 512}, "algorithm": {"adv_estimator": "grpo"}, "trainer": {"n_gpus_per_node": 8},
-        })), *COUNTS),
-        right=["verl", 4096, 2048, 8, 256, 16, 2],
-        because="OmegaConf.to_container, resolve=True: 512 x 8; 256 x 8 / 8 ranks = 256 samples, 16 of 1024 tokens in 16384",
     ),
     Case(
         "TRL: a file of DeepSpeed that is not here", "kin of trl#3172",
