@@ -577,6 +577,23 @@ def test_what_is_no_configuration_is_refused_with_what_to_do(config, more, named
         hf.explain(config, **more)
 
 
+def test_a_configuration_of_which_a_system_knows_less_than_half_is_not_its_own_unless_that_is_said():
+    strange = {"num_generations": 8, "per_device_train_batch_size": 8, **{f"of_another.{number}": number for number in range(3)}}
+    with refuses(hf.OptionError, "5 keys", "TRL knows 2", "system='TRL'"):
+        hf.explain(strange)
+    assert hf.explain(strange, system="TRL").withheld["sizes"] == ("of_another.0", "of_another.1", "of_another.2")
+    del strange["of_another.0"]
+    assert hf.explain(strange).system == "TRL"
+
+
+def test_a_sign_of_another_system_does_not_outweigh_many():
+    words = {f"{A}optim.{key}": 0 for key in ("lr_warmup_steps", "weight_decay")} | {"gconfig.n": 1}
+    assert hf.explain({**DOUBTS, **words}, ["~gconfig.n"]).system == "verl"
+    assert hf.explain({**DOUBTS, **words}).withheld["sizes"] == ("gconfig.n",)
+    with refuses(hf.OptionError, "AReaL"):
+        hf.explain({"data.train_batch_size": 8, f"{R}n": 4, "gconfig.n": 1, "allocation_mode": "d1"})
+
+
 def test_files_that_are_no_configuration_are_refused(tmp_path):
     pytest.importorskip("yaml")
     cases = {
