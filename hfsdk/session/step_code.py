@@ -226,7 +226,9 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
     if role.name == "actor":
         rollout = step.rollout.layout
         options["rollout"] = f"tp{rollout.tp * rollout.pp}" + f" ep{rollout.ep}" * (rollout.ep > 1)
-        options["rollout_options"] = RolloutOptions(max_model_len=step.sample_tokens, max_num_seqs=step.rollout.max_num_seqs)
+        sizes = RolloutOptions(max_model_len=step.sample_tokens, max_num_seqs=step.rollout.max_num_seqs)
+        tokens = step.rollout.max_num_batched_tokens or sizes.max_num_batched_tokens
+        options["rollout_options"] = replace(sizes, max_num_batched_tokens=tokens)
     if role.name == "reference" and spec == actor:
         source = Written("actor")
     else:

@@ -487,6 +487,12 @@ FEW = {
 """64 prompts of 5 responses: 320 samples."""
 
 
+NEMO_TURNS = {
+    "policy.model_name": "Qwen/Qwen2.5-0.5B", "policy.max_total_sequence_length": 2048, "policy.generation.max_new_tokens": 512,
+    "grpo.num_prompts_per_step": 32, "cluster.gpus_per_node": 8, "policy.train_micro_batch_size": 1,
+}  # fmt: skip
+
+
 def numbers(found: Any) -> list[Any]:
     """Return all that an explanation says in numbers."""
     said = [row.value for row in found.arithmetic] + [found.memory, found.trace, found.code, found.cluster, *found.assumed.values()]
@@ -526,8 +532,25 @@ def test_what_a_key_could_change_is_left_out_and_the_rest_is_said(key, value, ki
     assert (f"not carried over: {key}" in found.code) is (kind == "learning")
 
 
+@each("config, kinds, response", [
+    ({**NEMO_TURNS, "grpo.max_rollout_turns": 1}, [], 512), ({**NEMO_TURNS, "grpo.max_rollout_turns": 8}, ["seconds"], 1024),
+    ({**FEW, f"{R}multi_turn.enable": True}, ["seconds"], 512),
+    ({"rollout.batch_size": 64, "data.max_len": 1024, "train.agent_func_path": "agent.py"}, ["generated", "seconds"], 512),
+])  # fmt: skip
+def test_turns_of_an_agent_leave_out_what_hangs_on_them(config, kinds, response):
+    """NeMo-RL's ``rollouts.py`` goes on up to ``max_total_sequence_length``; verl's response holds all turns."""
+    found = hf.explain(config, prompt_tokens=1024 if "policy.model_name" in config else None)
+    assert sorted(found.withheld) == kinds
+    assert found.step.response_tokens == response
+
+
+def test_sizes_of_verls_engine_are_carried_over():
+    code = hf.explain({**FEW, f"{R}max_num_seqs": 64, f"{R}max_num_batched_tokens": 2048}, model="qwen2.5-0.5b").code
+    assert "hf.RolloutOptions(max_model_len=1024, max_num_seqs=64, max_num_batched_tokens=2048)" in code
+
+
 @each("key, value", [
-    ("data.shuffle", True), ("data.shuffle", "True"), (f"{R}max_num_batched_tokens", 1), ("critic.ppo_mini_batch_size", 7),
+    ("data.shuffle", True), ("data.shuffle", "True"), (f"{R}disable_log_stats", False), ("critic.ppo_mini_batch_size", 7),
     (f"{A}megatron.sequence_parallel", False), (f"{A}profiler.whatever", 1),
 ])  # fmt: skip
 def test_what_is_at_its_default_or_of_a_part_that_is_not_in_use_changes_nothing(key, value):

@@ -58,12 +58,14 @@ POLICY: dict[str, Any] = {
     "loss_fn.use_kl_in_reward": False,
 }  # fmt: skip
 GRPO_DEFAULTS: dict[str, Any] = {
-    **POLICY, "grpo.num_prompts_per_step": 32, "grpo.num_generations_per_prompt": 16, "grpo.use_dynamic_sampling": False,
+    **POLICY, "grpo.max_rollout_turns": 1,
+    "grpo.num_prompts_per_step": 32, "grpo.num_generations_per_prompt": 16, "grpo.use_dynamic_sampling": False,
     "grpo.batch_multiplier": 1, "grpo.normalize_rewards": True, "grpo.adv_estimator.name": "grpo",
     "loss_fn.reference_policy_kl_penalty": 0.01,
 }  # fmt: skip
 PPO_DEFAULTS: dict[str, Any] = {
-    **POLICY, "ppo.num_prompts_per_step": 32, "ppo.num_generations_per_prompt": 16, "ppo.use_dynamic_sampling": False,
+    **POLICY, "ppo.max_rollout_turns": 1,
+    "ppo.num_prompts_per_step": 32, "ppo.num_generations_per_prompt": 16, "ppo.use_dynamic_sampling": False,
     "ppo.batch_multiplier": 1, "ppo.ppo_epochs": 4, "ppo.adv_estimator.name": "gae", "ppo.adv_estimator.gae_gamma": 1,
     "ppo.adv_estimator.gae_lambda": 0.95, f"{P}max_total_sequence_length": 16384, "data.max_input_seq_length": 2048,
     f"{P}optimizer.kwargs.lr": 1e-6, "value.optimizer.kwargs.lr": 1e-5, "value.model_name": "${policy.model_name}",
@@ -98,7 +100,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     tokens = s.whole(f"{P}{ways[0]}.train_mb_tokens") if ways else None
     longest = s.whole(f"{P}max_total_sequence_length")
     prompt, assumed = _prompt(s, longest, prompt_tokens)
-    response = max(1, min(s.whole(f"{V}max_new_tokens"), longest - prompt))
+    response = max(1, min(_most_new(s, kind, longest), longest - prompt))
     estimator = s.one_of(f"{kind}.adv_estimator.name", tuple(OURS), "learning")
     epochs = s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
     found: list[Finding] = []
@@ -124,6 +126,15 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
         rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(found),
         assumed=assumed,
     )  # fmt: skip
+
+
+def _most_new(s: Settings, kind: str, longest: int) -> int:
+    """Return the most tokens that are generated for a sample: in several turns up to what it may have in all."""
+    turns = s.maybe_whole(f"{kind}.max_rollout_turns", 1) or 1
+    if turns == 1:
+        return s.whole(f"{V}max_new_tokens")
+    s.odd[f"{kind}.max_rollout_turns"] = (turns, ("seconds",))  # a turn waits for its environment
+    return longest
 
 
 def _left_out(s: Settings, kind: str, megatron: bool) -> None:

@@ -143,6 +143,8 @@ def read_openrlhf(s: Settings) -> StepConfig:
         "epochs": "train.max_epochs", "tokens of a sample": said,
     }  # fmt: skip
     s.leave_out(*(("critic.",) * (estimator != "gae")), *(("ds.lora.", "lora_") * (lora is None)))
+    if s.text("train.agent_func_path"):  # an agent's turns are its own
+        s.odd["train.agent_func_path"] = (s.text("train.agent_func_path"), ("generated", "seconds"))
     if s.yes("algo.dynamic_filtering_enable"):
         s.odd["algo.dynamic_filtering_enable"] = (True, ("generated", "seconds"))  # prompts are drawn until enough groups are kept
     rows = max(1, copies * prompts // max(1, dp))

@@ -125,6 +125,8 @@ class RolloutConfig:
     """Whether it gives that back while it does not generate."""
     max_num_seqs: int = 0
     """Sequences that one replica decodes at once; 0 where it is not said."""
+    max_num_batched_tokens: int = 0
+    """Tokens of one forward pass of the engine; 0 where it is not said."""
     rows: int = 0
     """Sequences on one replica at once where there is no share."""
     cache_bytes: int = 0

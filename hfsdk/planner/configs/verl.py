@@ -53,7 +53,7 @@ DEFAULTS: dict[str, Any] = {
         }.items()
     },
     f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
-    f"{R}expert_parallel_size": 1, f"{R}max_model_len": None, f"{R}max_num_seqs": 1024,
+    f"{R}expert_parallel_size": 1, f"{R}max_model_len": None, f"{R}max_num_seqs": 1024, f"{R}max_num_batched_tokens": 8192,
     f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0,
     f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
     f"{R}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
@@ -286,8 +286,13 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
         pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)),
         engine=s.one_of(f"{R}name", ("vllm", "sglang"), "memory", "seconds") or "vllm",
         gpu_share=s.share(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
-        max_num_seqs=s.whole(f"{R}max_num_seqs") * s.has(f"{R}max_num_seqs"),
+        max_num_seqs=_given(s, "max_num_seqs"), max_num_batched_tokens=_given(s, "max_num_batched_tokens"),
     )  # fmt: skip
+
+
+def _given(s: Settings, key: str) -> int:
+    """Return a size of the generating engine, 0 where it is not given."""
+    return s.whole(f"{R}{key}") if s.has(f"{R}{key}") else 0
 
 
 def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[str, Any]:
