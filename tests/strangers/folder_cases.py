@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hfsdk as hf
 from hfsdk.core.weight_files import EMBEDDING, HEAD, WEIGHTS
+from tests.session.scripted import ScriptedRuntime
 from tests.strangers.frame import SIZES, Bench, Case, Refused
 from tests.strangers.tensor_files import change, shard, tensors_of, write
 
@@ -26,6 +27,18 @@ def scorer(it: Bench, more, *, without=(HEAD,), **changes) -> str:
     session = it.session()
     session.reward(str(change(it.model(config=changes), more, without)))
     return "".join(session.messages)
+
+
+def saved_config(it: Bench) -> str:
+    """Save a reward model whose scores are not normalised where a worker has written what it had; return its ``config.json``."""
+    folder = change(it.model(), {SCORE: ("F32", (1, HIDDEN))}, [HEAD])
+    runtime = ScriptedRuntime()
+    runtime.results["save_pretrained"] = []
+    (it.folder / "out").mkdir()
+    (it.folder / "out" / "config.json").write_text(OWN_FORM)
+    with hf.Session(runtime=runtime) as session:
+        session.reward(str(folder)).save_pretrained(it.folder / "out")
+    return (it.folder / "out" / "config.json").read_text()
 
 
 def loaded(it: Bench):
@@ -95,6 +108,8 @@ OLD_CONFIG = {
 }  # fmt: skip
 """What transformers 4 wrote of a Llama, sampling included."""
 
+OWN_FORM = json.dumps({"architectures": ["LlamaForSequenceClassification"], "hidden_size": HIDDEN}, indent=1)
+
 HEADS = [
     Case(
         "a head of its own beside tie_word_embeddings", "vllm#51665, transformers#42612",
@@ -126,6 +141,10 @@ HEADS = [
     Case(
         "a scalar head named value_head", "OpenRLHF#209", lambda it: scorer(it, {VALUE: ("F32", (1, HIDDEN))}), "",
         "OpenRLHF's name: it is read, and no random head is told",
+    ),
+    Case(
+        "a reward model that is saved as it was", "kin of LlamaFactory#8399", saved_config, OWN_FORM,
+        "nothing was learned that config.json says", notices=("replaced the model in",),
     ),
     Case(
         "two scalar heads", "kin of OpenRLHF#209",
