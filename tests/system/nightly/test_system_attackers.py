@@ -75,7 +75,7 @@ def test_shared_memory_of_a_rollout_is_its_users_alone_and_nobody_guesses_its_na
         seen, left = segments_of_a_session()
         assert seen, "the ranks share memory"
         assert left == set(), "nobody finds them by name once all ranks have them"
-        for name, mode, user, tried in seen:
+        for _, mode, user, tried in seen:
             assert (mode, user) == (0o600, os.geteuid())
             assert tried is None or "Permission denied" in tried, tried
         (words,) = {tuple(name.partition("-")[0].split(".")[1:]) for name, *_ in seen}
