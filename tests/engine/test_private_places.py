@@ -11,8 +11,8 @@ import pytest
 from expect import refuses
 
 pytest.importorskip("psutil")
+from hfsdk.core import private_places
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine.process import private_places
 
 NOBODY = 65534
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
@@ -139,3 +139,24 @@ def test_a_folder_that_was_there_first_is_refused(places, wrong):
         private_places.enter(folder)
     assert logged(folder / "device0.log").returncode != 0
     assert not (folder / "device0.log").exists()
+
+
+READS = """
+import sys
+from hfsdk.assets.pretrained import load_tokenizer
+import hfsdk.assets
+print(len(load_tokenizer(hfsdk.assets.model_folder("tiny"))))
+"""
+
+
+def test_a_kernel_that_reads_a_tokenizer_needs_nothing_of_a_shared_place(places):
+    """Another user had torch's name there first, with something that is no folder."""
+    import getpass
+
+    name = places / "shared" / f"torchinductor_{getpass.getuser()}"
+    name.write_text("")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", READS], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 256, "all bytes and what ends a text"
+    assert sorted(path.name for path in (places / "shared").iterdir()) == ["session", name.name]

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hfsdk.engine.process import private_places
+from hfsdk.core import private_places
 
 
 class LoggedProcess:

@@ -36,7 +36,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from hfsdk.engine.process import gpus, heap, private_places, startup
+from hfsdk.core import private_places
+from hfsdk.engine.process import gpus, heap, startup
 from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.engines import import_engines
 

@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,6 +32,17 @@ def in_use(place: Path) -> dict[str, str]:
     temporary = {} if is_mine(Path(tempfile.gettempdir())) else {"TMPDIR": str(place)}
     cache = _compiled() or place
     return temporary | {name: str(cache / folder) for name, folder in COMPILED.items() if not os.environ.get(name)}
+
+
+def keep_compiled() -> None:
+    """Have this process keep compiled code where nobody else can put any, before it imports what makes torch's folder.
+
+    transformers does, for a tokenizer. Where torch looks is set for the process, as torch itself does it; where there is no place
+    of one's own it is left as it is.
+    """
+    name = next(iter(COMPILED))
+    if sys.platform not in ("win32", "emscripten") and not os.environ.get(name) and (cache := _compiled()):
+        os.environ[name] = str(cache / COMPILED[name])
 
 
 def _compiled() -> Path | None:
@@ -65,6 +75,9 @@ def is_mine(folder: Path) -> bool:
 
 def _is_own_group(gid: int) -> bool:
     """Return whether a group is of this user or of root alone, as many systems make one for each user."""
+    import grp  # here, for not every system has them
+    import pwd
+
     if gid == 0:
         return True
     try:
