@@ -8,7 +8,8 @@ what a message may be                                 what becomes of it
 a content in parts of text                            the parts one behind the other, which is what templates make of them
 no content, or ``None``, beside ``tool_calls``        ``None``
 arguments of ``tool_calls`` as JSON in a text         what the text says: templates write JSON themselves
-an entry that is ``None``                             left out: tables have it where other rows have a value
+an entry that is ``None``                             left out: tables have it where other rows have a value; so they have in
+                                                      arguments and in ``tools`` what only another function has
 ====================================================  ==================================================================
 
 Other entries (``reasoning_content``, ``tool_call_id``, ``name``, ...) are the template's to read. Pictures and sounds, a message
@@ -86,7 +87,7 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
         OptionError: one of them is something else.
     """
     chat = Chat(messages=read_messages(value, what))
-    if tools is not None and len(listed := _plain(_parsed(tools))):
+    if tools is not None and len(listed := _parsed(tools) if isinstance(tools, str) else without_nulls(_plain(tools))):
         if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
             raise OptionError(f"{TOOLS} beside {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
         chat["tools"] = listed
@@ -168,14 +169,40 @@ def _call(call: Any, what: str) -> dict[str, Any]:
             arguments = json.loads(arguments or "{}")
         except ValueError as error:
             raise OptionError(f"{what} calls {function['name']} with {shown(arguments)}, which is no JSON: {error}") from None
-        function = {**function, "arguments": arguments}
-    return {**call, "function": function} if "function" in call else function
+    else:
+        arguments = without_nulls(arguments)
+    said = {"arguments": {} if arguments is None else arguments} if "arguments" in function else {}
+    function = {**{key: without_nulls(one) for key, one in function.items() if one is not None}, **said}
+    if "function" not in call:
+        return function
+    return {**{key: without_nulls(one) for key, one in call.items() if one is not None}, "function": function}
 
 
 def _listed(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise OptionError(f"{what} has tool_calls that are {shown(value)}; they are a list of calls")
     return value
+
+
+def without_nulls(value: Any) -> Any:
+    """Return lists and dicts without entries that are ``None``: a column of a table has the fields of all rows in each.
+
+    What a JSON text says is not passed through here, so that a null in it stays. Of a schema that allows null, ``default`` and
+    ``const`` stay, as pydantic writes them; lists stay as they are (``enum``).
+    """
+    if isinstance(value, list):
+        return [without_nulls(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = ("default", "const") if _allows_null(value) else ()
+    return {key: without_nulls(one) for key, one in value.items() if one is not None or key in kept}
+
+
+def _allows_null(schema: dict[str, Any]) -> bool:
+    """Return whether a JSON schema has null among what it allows."""
+    kinds = schema.get("type")
+    choices = [one for name in ("anyOf", "oneOf") for one in schema.get(name) or [] if isinstance(one, dict)]
+    return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(one.get("type") == "null" for one in choices)
 
 
 def _parsed(value: Any) -> Any:

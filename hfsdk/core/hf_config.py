@@ -276,6 +276,21 @@ def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
     return int(window)
 
 
+def check_heads(family: str, hidden_size: int, num_heads: int, name: str) -> None:
+    """Refuse a Llama whose width is no multiple of its heads: transformers and vLLM do, whatever ``head_dim`` says.
+
+    Raises:
+        UnsupportedModelError: names both numbers, and the class that computes the same and is taken.
+    """
+    if family == "llama" and hidden_size % num_heads:
+        raise UnsupportedModelError(
+            f"{name} has hidden_size={hidden_size} and num_attention_heads={num_heads}; transformers and vLLM take a Llama only "
+            "where the first is a multiple of the second, whatever head_dim says. Without biases a Mistral computes the same, and "
+            'is taken: say "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": null in its '
+            "config.json."
+        )
+
+
 def kv_heads_of(config: Mapping[str, Any], family: str, num_heads: int) -> Any:
     """Return the key/value heads; where they are not named, what transformers takes."""
     return config.get("num_key_value_heads", 8 if family == "mistral" else num_heads) or num_heads

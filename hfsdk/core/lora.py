@@ -19,7 +19,7 @@ from hfsdk.core.experts import refuse_experts
 from hfsdk.core.field_texts import documented
 from hfsdk.core.hf_config import flag_of
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.core.untrusted import folders_with, has_file, read_json
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, weight_names
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
@@ -120,10 +120,12 @@ class LoRA(NamedFields):
             ModelNotFoundError: it has none, or of a kind that hfsdk does not train.
         """
         if not has_file(folder, ADAPTER_CONFIG):
-            raise ModelNotFoundError(
-                f"{shown(str(folder))} has no {ADAPTER_CONFIG} that says what its adapters are; give the folder that peft's "
-                "save_pretrained, or actor.save_pretrained, wrote"
-            )
+            named = folders_with(folder, ADAPTER_CONFIG)
+            what_to_do = "give the folder that peft's save_pretrained, or actor.save_pretrained, wrote"
+            if named:
+                inside = " or ".join(map(shown, named[:3]))
+                what_to_do = f"peft writes adapters with a name into a folder of that name: give the one inside it, {inside}"
+            raise ModelNotFoundError(f"{shown(str(folder))} has no {ADAPTER_CONFIG} that says what its adapters are; {what_to_do}")
         config, path = read_json(folder, ADAPTER_CONFIG), Path(folder) / ADAPTER_CONFIG
         _check_fields_of(config, path)
         targets = _targets_of(folder, config, path)

@@ -33,6 +33,7 @@ from hfsdk.core.hf_config import (
     HEAD_CLASSES,
     MOST_LAYERS,
     biases_of,
+    check_heads,
     check_neutral,
     family_of,
     flag_of,
@@ -134,6 +135,7 @@ class ModelSpec:
         check_neutral(config, rope, name)
         attention_bias, mlp_bias = biases_of(config, family, name)
         num_heads, hidden_size = (size_of(config, name, key) for key in ("num_attention_heads", "hidden_size"))
+        check_heads(family, hidden_size, num_heads, name)
         return cls(
             name=name,
             family=family,

@@ -174,6 +174,15 @@ def has_file(folder: str | Path, name: str) -> bool:
     return os.path.lexists(os.path.join(folder, name))
 
 
+def folders_with(folder: str | Path, name: str) -> list[str]:
+    """Return the names of folders inside a folder that have a file of this name, sorted; none where it cannot be listed."""
+    try:
+        inside = file_names(folder)
+    except HfsdkError:
+        return []
+    return [one for one in inside if has_file(os.path.join(folder, one), name)]
+
+
 def file_names(folder: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> list[str]:
     """Return the names of all that is in a folder, sorted.
 

@@ -127,7 +127,8 @@ def _check_there(files: WeightFiles, spec: ModelSpec, before: str, replaced: Col
 def _check_form(files: WeightFiles, name: str, shape: tuple[int, ...], said: str) -> None:
     found, tensor = files.place(name), f"{where(files.folder, files.files[name])}: {name}"
     if found.shape != shape:
-        raise ModelNotFoundError(f"{tensor} has shape {found.shape}; {said} {shape}.")
+        cause = " It is empty, as what ZeRO-3 or FSDP cut and did not gather is: save it again." if 0 in found.shape else ""
+        raise ModelNotFoundError(f"{tensor} has shape {found.shape}; {said} {shape}.{cause}")
     if found.dtype not in READ:
         raise ModelNotFoundError(
             f"{tensor} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a folder whose weights are not "

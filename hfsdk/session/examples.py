@@ -207,11 +207,12 @@ class _Examples(RowStream):
             raise OptionError(f"{what} has an empty prompt; give it at least one token")
         limit = min(self.options.max_tokens or self._context, self._context)
         if len(prompt) + len(response) > limit:
-            if self.options.max_tokens is None or len(prompt) >= limit:
-                raise OptionError(
-                    f"{what} has {len(prompt)} + {len(response)} tokens; {limit} fit. Leave it out, or pass max_tokens=... to cut "
-                    "the ends of responses."
-                )
+            tokens = f"{what} has {len(prompt)} + {len(response)} tokens; {limit} fit."
+            if len(prompt) >= limit:
+                more = f", or pass max_tokens of more than {len(prompt)}" if len(prompt) < self._context else ""
+                raise OptionError(f"{tokens} Nothing of the response would be left to learn from: leave the row out{more}.")
+            if self.options.max_tokens is None:
+                raise OptionError(f"{tokens} Leave it out, or pass max_tokens=... to cut the ends of responses.")
             response = response[: limit - len(prompt)]
         return prompt, response
 

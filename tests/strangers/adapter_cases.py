@@ -119,6 +119,17 @@ def of_merged(it: Bench) -> tuple[bool, int]:
     return head is embeddings, sum(parameter.numel() for parameter in model.parameters())
 
 
+def named(it: Bench, inside: str = "") -> int:
+    """Let peft write adapters that have a name; return the rank of what is read from its folder, or from one inside."""
+    from peft import LoraConfig, get_peft_model
+
+    base, folder = it.model(), it.folder / "adapters"
+    with quiet():
+        config = LoraConfig(r=4, target_modules=LINEARS, task_type="CAUSAL_LM")
+        get_peft_model(base_model(base), config, adapter_name="lora").save_pretrained(folder)
+    return it.session().reference(str(base), lora=folder / inside).role.lora.rank
+
+
 def with_template(it: Bench, template: str) -> int:
     """Declare an actor with adapters beside which their trainer has saved the tokenizer; return the adapters' rank."""
     base, folder = brought(it)
@@ -127,6 +138,17 @@ def with_template(it: Bench, template: str) -> int:
     (folder / "chat_template.jinja").write_text(template or (base / "chat_template.jinja").read_text())
     session = it.session()
     return session.actor(str(base), lora=folder, optimizer=hf.AdamW(lr=1e-5)).role.lora.rank
+
+
+def emptied(it: Bench):
+    """Bring adapters whose tensors are empty, which ZeRO-3 leaves of parameters that it cuts."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    base, folder = brought(it)
+    names = load_file(folder / ADAPTER_WEIGHTS)
+    save_file({name: torch.zeros(0) for name in names}, folder / ADAPTER_WEIGHTS)
+    it.session().reference(str(base), lora=folder)
 
 
 def of_another(it: Bench):
@@ -186,6 +208,10 @@ TAKEN = [
         "a file of an older peft", "peft#1087",
         lambda it: read(it, said={"enable_lora": None, "merge_weights": False, "peft_version": None}), of_peft,
         "peft on the same folder",
+    ),
+    Case(
+        "adapters that have a name, in the folder of that name", "peft#2699", lambda it: named(it, "lora"), 4,
+        "peft writes it there, r=4",
     ),
     Case(
         "a scalar head that was trained beside them", "kin of LongLoRA#79", scored, [],
@@ -308,6 +334,14 @@ LEFT_OUT = [
     Case(
         "adapters of another model", "kin of LlamaFactory#1517", of_another,
         refused(ADAPTER_WEIGHTS, (64, 4), (128, 4)), "peft refuses them as well",
+    ),
+    Case(
+        "adapters that have a name, by the folder around it", "peft#2699, transformers#28531", named,
+        refused(ADAPTER_CONFIG, "the one inside it, 'lora'"), "it is the folder that save_pretrained was given",
+    ),
+    Case(
+        "adapters that ZeRO-3 has cut", "trl#4416, peft#2892, DeepSpeed#7900", emptied,
+        refused(ADAPTER_WEIGHTS, A, (0,), (4, HIDDEN), "ZeRO-3"), "there are no numbers in them",
     ),
     Case(
         "adapters that are pickled", "vllm#9275 (adapter_model.bin)", pickled, refused("adapters", ADAPTER_WEIGHTS),

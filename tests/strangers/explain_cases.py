@@ -54,6 +54,12 @@ def cut(config: Any, *names: str, **options: Any) -> list[Any]:
     ]
 
 
+def told(config: Any, *names: str) -> list[Any]:
+    """Return rows, how the actor's states are cut, and what is told of what the system does with it."""
+    found = hf.explain(config)
+    return [*cut(config, *names), *(one.got for one in found.findings if one.kind == "note")]
+
+
 def written(it: Bench, name: str, content: Any) -> Path:
     """Return a new file: JSON, which YAML reads too, or text."""
     path = it.folder / name
@@ -246,6 +252,22 @@ VERL = [
         right=["verl", 4],
         because="the answer there: batch_size 32 and ppo_mini_batch_size 8 make four iterations of ppo_epochs=1",
     ),
+    *(
+        Case(
+            f"verl: whole copies on four GPUs, {strategy}", "verl#7493",
+            lambda it, strategy=strategy: told(
+                {
+                    "algorithm.adv_estimator": "grpo", "data.train_batch_size": 64, f"{A}.ppo_mini_batch_size": 32, f"{R}.n": 4,
+                    f"{A}.ppo_micro_batch_size_per_gpu": 4, f"{R}.log_prob_micro_batch_size_per_gpu": 4,
+                    "trainer.n_gpus_per_node": 4, f"{A}.strategy": strategy, f"{A}.fsdp_config.fsdp_size": 1,
+                },
+                "data-parallel ranks", "mini-batch per rank",
+            ),
+            right=[4, 32, "FSDP", 1, 1, 1, *told_too],
+            because="fsdp/utils.py makes a mesh of 4 x 1; pytorch#154888: FSDP1 reduces gradients over the 1, FSDP2 over both",
+        )
+        for strategy, told_too in (("fsdp", [f"{A}.fsdp_config.fsdp_size=1 on 4 GPUs"]), ("fsdp2", []))
+    ),
     Case(
         "verl: a key that no release has", "verl#4773",
         lambda it: without_numbers(
@@ -382,6 +404,25 @@ OPENRLHF = [
         ),
         right=["OpenRLHF", 4, 8, {"actor": 8, "critic": 8, "vllm": 8}],
         because="256 / (8 x 8 GPUs) = 4; 2048 / 256 = 8; 8 of actor and reference, 8 of critic and reward, 8 of vLLM",
+    ),
+    Case(
+        "OpenRLHF: a reward function, no nodes of reward and critic", "OpenRLHF#908",
+        lambda it: placed(
+            """HEAD_IP=127.0.0.1
+            # 提交Ray任务
+            ray job submit --address="http://${HEAD_IP}:8265" \\
+            -- python -m openrlhf.cli.train_ppo_ray --ref_num_nodes 1 --ref_num_gpus_per_node 4 --reward_num_nodes 0 \\
+            --reward_num_gpus_per_node 0 --actor_num_nodes 1 --actor_num_gpus_per_node 8 --critic_num_nodes 0 \\
+            --critic_num_gpus_per_node 0 --vllm_num_engines 1 --vllm_tensor_parallel_size 4 --advantage_estimator group_norm \\
+            --use_kl_loss --kl_estimator k3 --pretrain /models/Qwen/Qwen2.5-7B-Instruct --prompt_data data.json --save_path /out \\
+            --ckpt_path /ckpt --rollout_batch_size 8 --train_batch_size 8 --micro_train_batch_size 1 --micro_rollout_batch_size 2 \\
+            --n_samples_per_prompt 8 --max_samples 10000 --max_epochs 1 --prompt_max_len 13024 --generate_max_len 13024 \\
+            --zero_stage 3 --bf16 --actor_learning_rate 1e-6 --init_kl_coef 0.05 --save_steps 50 --flash_attn \\
+            --gradient_checkpointing --remote_rm_url /plugin.py""",
+            *COUNTS, "tokens of a sample",
+        ),
+        right=["OpenRLHF", 64, 8, 8, 1, 1, 8, 26048, {"actor": 8, "ref": 4, "vllm": 4}],
+        because="8 x 8 = 64 samples / 8 = 8 steps; 8 / (micro 1 x 8 GPUs) = 1 pass; 13024 + 13024 tokens; 8, 4 and 4 GPUs",
     ),
     Case(
         "OpenRLHF: keys of two releases at once", "kin of OpenRLHF#887",

@@ -269,6 +269,15 @@ def two(it: Bench) -> Path:
     return folder
 
 
+def consolidated(it: Bench) -> Path:
+    """A folder that has Mistral's own form of the weights too."""
+    folder = shard(it.model())
+    own = {"tok_embeddings.weight": ("BF16", (ROWS, HIDDEN)), "layers.0.attention.wk.weight": ("BF16", (HIDDEN // 2, HIDDEN))}
+    write(folder / "consolidated.safetensors", own)
+    (folder / "params.json").write_text(json.dumps({"dim": HIDDEN, "n_layers": 7}))
+    return folder
+
+
 def cut_short(it: Bench) -> Path:
     folder = shard(it.model())
     (folder / OTHER).unlink()
@@ -283,6 +292,10 @@ INDICES = [
     Case(
         "an index beside the file of another model", "mlx-vlm#1464", lambda it: actor(it, two(it)),
         Refused(hf.ModelNotFoundError, WEIGHTS, f"{WEIGHTS}.index.json"), "transformers and vLLM read different ones of them",
+    ),
+    Case(
+        "Mistral's own form of the weights beside the index", "vllm#40765 (Ministral 3)",
+        lambda it: actor(it, consolidated(it)).num_parameters(), count, "transformers reads what the index names",
     ),
     Case(
         "an index whose second file did not come", "sglang#32279", lambda it: actor(it, cut_short(it)),
@@ -313,6 +326,19 @@ KEYS = [
     Case(
         "the same over the whole head", "kin of sglang#3935",
         lambda it: numbers_of(actor(it, it.model(config={"partial_rotary_factor": 1.0}))), numbers, "1 is the whole head",
+    ),
+    Case(
+        "a Llama whose width is no multiple of its heads", "transformers#46211 (Kanana 1.5)",
+        lambda it: actor(it, it.model(config={"hidden_size": 56, "num_attention_heads": 3})),
+        Refused(hf.UnsupportedModelError, "hidden_size=56", "num_attention_heads=3", "MistralForCausalLM"),
+        "transformers 5 and vLLM do not take it",
+    ),
+    Case(
+        "the same as a Mistral", "transformers#46211 (Kanana 1.5)",
+        lambda it: actor(it, it.model(config={
+            "hidden_size": 56, "num_attention_heads": 3, "architectures": ["MistralForCausalLM"], "model_type": "mistral",
+            "sliding_window": None,
+        })).num_parameters(), count, "transformers' parameters",
     ),
     Case(
         "a key of an older model that the family does not read", "transformers#48486 (MiniMax-M2)",

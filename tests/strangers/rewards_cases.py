@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 import hfsdk as hf
+from hfsdk.algorithms.filtering import informative_rows
+from hfsdk.core.table import Table
 from tests.strangers.frame import Bench, Case, Refused
 
 TASKS = {"prompt": ["1+1=", "def f"], "task": ["math", "code"]}
@@ -84,6 +86,17 @@ def probed(it: Bench):
     return list(handle.probe(["four<|end|>"], prompts=["2+2="]).completions)
 
 
+def of_contents(completions, **columns):
+    return [float(len(one[0]["content"])) for one in completions]
+
+
+def kept(_: Bench, *groups: list[float]) -> list[int]:
+    """Return the groups that dynamic sampling keeps of these scores."""
+    scores = np.array(groups, np.float32)
+    table = Table({"scores": scores.ravel(), "group": np.repeat(np.arange(len(groups)), scores.shape[1])})
+    return sorted({row // scores.shape[1] for row in informative_rows(table)})
+
+
 def with_end(content):
     content["added_tokens"].append({
         "id": 259, "content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -143,6 +156,16 @@ CASES = [
         "a call of generate with a repetition penalty", "kin of trl#2820",
         lambda it: it.session_of("tiny").models.actor.generate(["a"], repetition_penalty=1.1),
         Refused(hf.HfsdkError, "'repetition_penalty'", "there is none"), "no argument of actor.generate is one",
+    ),
+    Case(
+        "a function for messages, as TRL gives them of conversations", "trl#4202, unsloth#2907",
+        lambda it: scored(it, of_contents, data={"prompt": [[{"role": "user", "content": "Hi"}]]}),
+        Refused(hf.HfsdkError, "of_contents", "TypeError", "completions are texts"), "completions are texts here, always",
+    ),
+    Case(
+        "groups of equal scores that are neither 0 nor 1", "OpenRLHF#1270",
+        lambda it: kept(it, [0.5] * 3, [0.1 + 0.2] * 3, [0.0, 0.5, 1.0], [1 / 3] * 3, [0.95, 0.95, 0.0]), [2, 4],
+        "arXiv 2503.14476: a group without spread has no advantage, whatever its mean",
     ),
     Case(
         "a probe of texts with a special token in them", "kin of trl#5352", probed, ["four"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,31 @@ def ids(text):
     return list(text.encode())
 
 
+LONG = {"prompt": ["You are a helpful assistant. What is 3 plus 3?"], "completion": [" The answer is 6."]}
+
+
 def refused(*named):
     return Refused(hf.OptionError, *named)
 
+
+def tool(name, **properties):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+def call(name, arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def through_arrow(messages, tools):
+    """Return columns of one row as a table gives them back: each struct has the fields of all."""
+    import pyarrow
+
+    (row,) = pyarrow.Table.from_pylist([{"messages": messages, "tools": tools}]).to_pylist()
+    return {name: [value] for name, value in row.items()}
+
+
+STRING, MAYBE = {"type": "string"}, {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}
+SHOWS_TOOLS = "{% for t in tools or [] %}{{ t.function.parameters.properties | tojson }}{% endfor %}" + TOOLS
 
 TEXTS = [
     Case(
@@ -147,6 +170,14 @@ TEXTS = [
     Case(
         "an empty prompt", "kin of trl#4923",
         lambda it: examples(it, {"prompt": [""], "completion": ["a"]}), refused("row 0 of the data", "empty prompt"), "no token",
+    ),
+    Case(
+        "a completion that max_tokens cuts away", "trl#6668", lambda it: examples(it, LONG, max_tokens=46),
+        refused("row 0 of the data", "46 + 18 tokens", "46 fit", "max_tokens of more than 46"), "no label would be left: loss 0",
+    ),
+    Case(
+        "a completion of which max_tokens leaves one token", "trl#6668", lambda it: examples(it, LONG, max_tokens=47)[0][1],
+        ids(" "), "46 bytes of prompt, one of the answer, no end",
     ),
     Case(
         "a lone surrogate", "kin of trl#4923",
@@ -268,6 +299,36 @@ CONVERSATIONS = [
         "tools by row, as JSON", "TRL's dataset formats",
         lambda it: learned(it, {"messages": [[USER, HELLO]], "tools": ['[{"type": "function"}]']}, template=TOOLS),
         [("T1<u>Hi.<a>", f"Hello.<{EOS}>")], "TRL parses tools given as JSON",
+    ),
+    Case(
+        "tools and calls that a table has aligned", "ms-swift#10110, ms-swift#10125, axolotl#2909",
+        lambda it: learned(
+            it, through_arrow(
+                [USER, {"role": "assistant", "tool_calls": [call("f", {"a": 1}), call("g", {"b": "x"})]}],
+                [tool("f", a=STRING), tool("g", b=STRING)],
+            ), template=SHOWS_TOOLS,
+        ),
+        [('{"a": {"type": "string"}}{"b": {"type": "string"}}T2<u>Hi.<a>', f'(f {{"a": 1}})(g {{"b": "x"}}).<{EOS}>')],
+        "the template on what went into the table: Arrow gave each function the other's fields, as nulls",
+    ),
+    Case(
+        "nulls that a JSON text says", "kin of ms-swift#10110",
+        lambda it: learned(
+            it, {"messages": [[USER, {"role": "assistant", "tool_calls": [call("f", '{"a": null}')]}]],
+                 "tools": [json.dumps([tool("f", a={"enum": [None, "x"], "default": None})])]}, template=SHOWS_TOOLS,
+        ),
+        [('{"a": {"enum": [null, "x"], "default": null}}T1<u>Hi.<a>', f'(f {{"a": null}}).<{EOS}>')],
+        "no table has come between: they are meant",
+    ),
+    Case(
+        "null as the default of what may be null", "ms-swift#10110 (as pydantic writes it)",
+        lambda it: learned(it, {"messages": [[USER, HELLO]], "tools": [[tool("f", a=MAYBE)]]}, template=SHOWS_TOOLS),
+        [(f"{json.dumps({'a': MAYBE})}T1<u>Hi.<a>", f"Hello.<{EOS}>")], "the schema says it",
+    ),
+    Case(
+        "a call without arguments in a table", "kin of axolotl#2909",
+        lambda it: learned(it, {"messages": [[USER, {"role": "assistant", "tool_calls": [call("f", None)]}]]}, template=TOOLS),
+        [("<u>Hi.<a>", f"(f {{}}).<{EOS}>")], "no arguments are an empty object, which JSON has for them",
     ),
     Case(
         "contents in parts", "castform benchmax#34",
