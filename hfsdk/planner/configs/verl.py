@@ -18,6 +18,7 @@ from hfsdk.planner.configs.experts_asked import expert_rule, shared_experts
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import rules_into
+from hfsdk.planner.configs.zero_and_fsdp import fsdp1_rule
 
 RELEASE = "0.9.1"
 A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
@@ -359,8 +360,9 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     if megatron:
         expert_rule(rule, num_gpus, layout, s.whole(f"{A}megatron.expert_model_parallel_size"),
                     s.maybe_whole(f"{A}megatron.expert_tensor_parallel_size"))  # fmt: skip
-    else:
-        _fsdp1_rules(s, rule, num_gpus)
+    for role, place in ((A, f"{A}fsdp_config."), ("critic.", "critic.fsdp.")):
+        if not megatron and (role == A or _has_critic(s)):
+            fsdp1_rule(rule, role, s.text(f"{role}strategy"), place, s.value(f"{place}fsdp_size"), num_gpus)
     rollout = s.whole(f"{R}tensor_model_parallel_size") * s.whole(f"{R}data_parallel_size")
     rollout *= s.whole(f"{R}pipeline_model_parallel_size")
     rule(num_gpus % rollout == 0, "the GPUs must be a multiple of the rollout's tp x dp x pp", f"{num_gpus} GPUs, {rollout}",
@@ -391,16 +393,6 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
          "responses are compared with others to their prompt, and there is one: its advantage is its own score", f"{N}={copies}",
          f"Set {N} to 2 or more, e.g. 8.", "verl/trainer/ppo/core_algos.py", NOTE)  # fmt: skip
     return found
-
-
-def _fsdp1_rules(s: Settings, rule: Any, num_gpus: int) -> None:
-    """Add what FSDP1 makes of whole copies: a mesh of n x 1, in which gradients are reduced over the 1."""
-    trained = {A: f"{A}fsdp_config.", **({"critic.": "critic.fsdp."} if _has_critic(s) else {})}
-    for role, place in trained.items():
-        alone = num_gpus > 1 and s.text(f"{role}strategy") == "fsdp" and s.value(f"{place}fsdp_size") == 1
-        rule(not alone, "FSDP1 (strategy fsdp) averages no gradients where fsdp_size is 1: each GPU trains a model of its own",
-             f"{place}fsdp_size=1 on {num_gpus} GPUs", f"Set {role}strategy=fsdp2, or {place}fsdp_size=-1 to cut the states.",
-             "verl/workers/engine/fsdp/utils.py, get_sharding_strategy; pytorch#154888", NOTE)  # fmt: skip
 
 
 def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: int, megatron: bool) -> None:

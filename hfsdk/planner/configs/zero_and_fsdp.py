@@ -2,7 +2,7 @@
 
 The same is said in five ways, and is one set of keys here: a file or dict of DeepSpeed (``deepspeed.zero_optimization.stage``),
 flags of ``accelerate launch`` (``zero_stage``, ``fsdp_sharding_strategy``) and its configuration file (the same below
-``deepspeed_config`` and ``fsdp_config``), and arguments of transformers (``fsdp="full_shard"``).
+``deepspeed_config`` and ``fsdp_config``), and arguments of transformers (``fsdp="full_shard"``). A rule of FSDP1 is verl's too.
 
 Sources: ``accelerate/commands/launch.py`` 1.15 (``_validate_launch_command``), ``transformers/training_args.py`` 5.19
 (``world_size``, ``_n_gpu``), ``torch/distributed/run.py``.
@@ -11,11 +11,11 @@ Sources: ``accelerate/commands/launch.py`` 1.15 (``_validate_launch_command``), 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hfsdk.planner.configs.settings import Settings
-from hfsdk.planner.configs.step_config import States
+from hfsdk.planner.configs.step_config import NOTE, States
 
 PROCESSES = "num_processes"
 ZERO, OFFLOADED, PARAMS_OFFLOADED = (
@@ -232,3 +232,11 @@ def _fsdp(s: Settings) -> tuple[tuple[bool, bool] | None, bool, bool]:
         s.odd["fsdp_sharding_strategy"] = (name, NEEDS_MEMORY)
     offload = s.yes("fsdp_offload_params") or "offload" in said.split()
     return STRATEGIES.get(name, (True, True)), offload, name.startswith("HYBRID")
+
+
+def fsdp1_rule(rule: Callable[..., None], role: str, strategy: str, place: str, size: object, num_gpus: int) -> None:
+    """Add what FSDP1 makes of whole copies in verl: a mesh of n x 1, in which gradients are reduced over the 1."""
+    rule(num_gpus == 1 or strategy != "fsdp" or size != 1,
+         "FSDP1 (strategy fsdp) averages no gradients where fsdp_size is 1: each GPU trains a model of its own",
+         f"{place}fsdp_size=1 on {num_gpus} GPUs", f"Set {role}strategy=fsdp2, or {place}fsdp_size=-1 to cut the states.",
+         "verl/workers/engine/fsdp/utils.py, get_sharding_strategy; pytorch#154888", NOTE)  # fmt: skip
