@@ -247,7 +247,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "LongTails": lambda w: hf.long_tails(w.get("Plan"), steps=1),
     "SchemeStep": lambda w: w.get("LongTails")["synchronous"],
     "WhatIf": lambda w: w.session.what_if(w.get("PPO"), w.get("Workload")),
-    "Explanation": lambda w: hf.explain({"per_device_train_batch_size": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),
+    "Explanation": lambda w: hf.explain({"num_generations": 8, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}),
     "Calibration": _calibration,
     "Gap": _gap,
     "Census": lambda w: Census("actor", (Resident("training", 1, 0, 0, 0, 0),), (1,)),

@@ -65,26 +65,33 @@ def is_mine(folder: Path) -> bool:
     except OSError:
         return False
     for each, info in infos:
-        if info.st_uid not in (os.geteuid(), 0):
+        if info.st_uid not in (_user(), 0):
             return False
         shared = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not _is_own_group(info.st_gid))
         if shared and (each == path or not info.st_mode & stat.S_ISVTX):
             return False
-    return infos[0][1].st_uid == os.geteuid()
+    return infos[0][1].st_uid == _user()
 
 
 def _is_own_group(gid: int) -> bool:
     """Return whether a group is of this user or of root alone, as many systems make one for each user."""
-    import grp  # here, for not every system has them
-    import pwd
-
     if gid == 0:
         return True
-    try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return False
-    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    if sys.platform not in ("win32", "emscripten"):
+        import grp
+        import pwd
+
+        try:
+            group, user = grp.getgrgid(gid), pwd.getpwuid(_user())
+        except KeyError:
+            return False
+        return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return False
+
+
+def _user() -> int:
+    """Return the id of this user as ``stat`` tells it: 0 where there are none."""
+    return os.geteuid() if sys.platform not in ("win32", "emscripten") else 0
 
 
 def enter(folder: Path) -> None:
@@ -97,7 +104,7 @@ def enter(folder: Path) -> None:
     info = folder.lstat()
     if not stat.S_ISDIR(info.st_mode):
         wrong = "is no folder"
-    elif info.st_uid != os.geteuid():
+    elif info.st_uid != _user():
         wrong = f"belongs to user {info.st_uid}"
     elif info.st_mode & 0o077:
         wrong = f"can be opened by others (mode {stat.S_IMODE(info.st_mode):04o})"
