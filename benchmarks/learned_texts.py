@@ -182,8 +182,19 @@ def compare_losses(report: Report) -> None:
         folder = with_bos(Path(place) / "model")
         folders = {name: [f"{place}/{name}-sft", f"{place}/{name}-dpo"] for name in ("hfsdk", "TRL")}
         with hf.Session(devices=1) as session:
-            held = ids_of(session_of(session, folder), *rows_of("test", HELD_OUT))
-            learn(session, folder, demonstrations, pairs, *folders["hfsdk"])
+            actor = learner(session, folder, SFT_LR)
+            held = ids_of(session, *rows_of("test", HELD_OUT))
+            stream = session.demonstrations(demonstrations, batch_size=BATCH, shuffle=False)
+            for step in range(STEPS):
+                actor.update(stream[step], hf.CrossEntropy())
+            actor.save_pretrained(folders["hfsdk"][0])
+        with hf.Session(devices=1) as session:
+            actor = learner(session, folders["hfsdk"][0], DPO_LR)
+            session.reference(folders["hfsdk"][0])
+            stream = session.pairs(pairs, batch_size=BATCH, shuffle=False)
+            for step in range(STEPS):
+                hf.DPO(beta=0.1).step(session.models, stream[step])
+            actor.save_pretrained(folders["hfsdk"][1])
         say("hfsdk has learned")
         config = {"model": str(folder), "demonstrations": demonstrations, "pairs": pairs, "batch_size": BATCH, "steps": STEPS}
         sft, dpo = folders["TRL"]
@@ -199,25 +210,9 @@ def compare_losses(report: Report) -> None:
     report.details["losses"] = found
 
 
-def session_of(session: Any, folder: Path) -> Any:
+def learner(session: Any, folder: str | Path, lr: float) -> Any:
     """Declare what learns."""
-    session.actor(str(folder), optimizer=hf.AdamW(lr=SFT_LR), rollout_options=hf.RolloutOptions(max_model_len=512))
-    return session
-
-
-def learn(session: Any, folder: Path, demonstrations: Any, pairs: Any, sft: str, dpo: str) -> None:
-    """SFT, then DPO from it."""
-    actor = session.models.actor
-    stream = session.demonstrations(demonstrations, batch_size=BATCH, shuffle=False)
-    for step in range(STEPS):
-        actor.update(stream[step], hf.CrossEntropy())
-    actor.save_pretrained(sft)
-    actor = session.actor(sft, optimizer=hf.AdamW(lr=DPO_LR))
-    session.reference(sft)
-    stream = session.pairs(pairs, batch_size=BATCH, shuffle=False)
-    for step in range(STEPS):
-        hf.DPO(beta=0.1).step(session.models, stream[step])
-    actor.save_pretrained(dpo)
+    return session.actor(str(folder), optimizer=hf.AdamW(lr=lr), rollout_options=hf.RolloutOptions(max_model_len=512))
 
 
 def main() -> int:

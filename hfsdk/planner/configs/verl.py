@@ -20,7 +20,7 @@ from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, Rol
 from hfsdk.planner.configs.trl import rules_into
 from hfsdk.planner.configs.zero_and_fsdp import fsdp1_rule
 
-RELEASE = "0.9.1"
+RELEASE, VALIDATE = "0.9.1", "verl/workers/config/actor.py, ActorConfig.validate"
 A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
 TRAIN, MINI, N = "data.train_batch_size", f"{A}ppo_mini_batch_size", f"{R}n"
 MICRO, OLD_MICRO, DYNAMIC, TOKENS = (
@@ -405,8 +405,7 @@ def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: i
          f"{old} and {micro}", "Leave ppo_micro_batch_size out: it is the deprecated one.",
          "verl/workers/config/actor.py, ActorConfig.__post_init__")  # fmt: skip
     rule(prompts >= mini, "train_batch_size must be at least ppo_mini_batch_size (both are counted in prompts)",
-         f"{prompts} < {mini}", f"Set {MINI} to at most {prompts}.",
-         "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+         f"{prompts} < {mini}", f"Set {MINI} to at most {prompts}.", VALIDATE)  # fmt: skip
     least = dp * (micro or 1) if megatron else num_gpus
     words = f"dp x {MICRO}" if megatron else "the number of GPUs"
     rule(samples % least == 0, f"train_batch_size x rollout.n must be a multiple of {words}",
@@ -418,10 +417,9 @@ def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: i
          "verl/workers/engine/utils.py, prepare_micro_batches")  # fmt: skip
     whole = old if old is not None and micro is None else None
     rule(whole is None or mini % whole == 0, "ppo_mini_batch_size must be a multiple of ppo_micro_batch_size", f"{mini}, {whole}",
-         "Use ppo_micro_batch_size_per_gpu.", "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+         "Use ppo_micro_batch_size_per_gpu.", VALIDATE)  # fmt: skip
     rule(whole is None or whole * split >= num_gpus, "ppo_micro_batch_size x sequence parallelism must be at least the GPUs",
-         f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.",
-         "verl/workers/config/actor.py, ActorConfig.validate")  # fmt: skip
+         f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.", VALIDATE)  # fmt: skip
     needed = {R: True, REF: s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward")}
     for prefix, wanted in needed.items():
         given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu")
