@@ -331,6 +331,11 @@ CONVERSATIONS = [
         [("<u>Hi.<a>", f"(f {{}}).<{EOS}>")], "no arguments are an empty object, which JSON has for them",
     ),
     Case(
+        "tools by row in prompts", "TRL's dataset formats",
+        lambda it: prompts(it, {"prompt": [USER], "tools": [{"type": "function"}]}, folder=it.model(template=TOOLS)),
+        [ids("T1<u>Hi.<a>")], "GRPO passes tools of the row to the template",
+    ),
+    Case(
         "contents in parts", "castform benchmax#34",
         lambda it: learned(it, {"messages": [[said("user", [{"type": "text", "text": text} for text in "Hi"]), HELLO]]},
                            template=TOOLS),
