@@ -25,7 +25,8 @@ RESULTS = None
 """Where this run writes down what ended (``--results``)."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: several threads of each of several processes stand in each other's way
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="state-of-tests-")  # kept sessions of tests are nobody's else
+STATE = tempfile.mkdtemp(prefix="state-of-tests-")
+os.environ["XDG_STATE_HOME"] = STATE  # kept sessions of tests are nobody's else
 
 OWN_SESSIONS = (
     "test_system_kept.py",
@@ -39,6 +40,11 @@ OWN_SESSIONS = (
 """Files of system tests whose sessions are in processes of their own: they share no workers with others."""
 LONG_FIRST = ("workers", "engine", "viz")
 """Groups of tests that take long, in the order in which they begin: were they last, one process would wait for the other."""
+
+
+def pytest_unconfigure(config):
+    """Leave no folder behind: whoever ran the tests, and each process of xdist's, has made one."""
+    shutil.rmtree(STATE, ignore_errors=True)
 
 
 def pytest_addoption(parser):
