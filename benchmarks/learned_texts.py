@@ -14,7 +14,7 @@ b. loss: SmolLM2-135M-instruct with a ``<bos>`` before every text and turns that
 
 TRL lives in an environment of its own (trl_environment.py). Two threads each, one system after the other.
 
-    python benchmarks/learned_texts.py --check           some twenty minutes
+    python benchmarks/learned_texts.py --check           some half an hour
     python benchmarks/learned_texts.py --only rows
 """
 
