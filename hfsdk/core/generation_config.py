@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.checks import shown
-from hfsdk.core.errors import UnsupportedModelError
+from hfsdk.core.hf_config import check_known
 from hfsdk.core.turn_ends import GENERATION
 from hfsdk.core.untrusted import has_file, read_json
 
@@ -59,11 +58,5 @@ def not_applied(folder: str | Path) -> dict[str, Any]:
         UnsupportedModelError: it has a key that hfsdk does not know.
     """
     config = read_json(folder, GENERATION) if has_file(folder, GENERATION) else {}
-    unknown = [key for key, value in config.items() if key not in KNOWN and value is not None]
-    if unknown:
-        listed = ", ".join(f"{shown(key)}: {shown(config[key])}" for key in unknown[:5])
-        raise UnsupportedModelError(
-            f"{folder}/{GENERATION} has keys that hfsdk does not know, {listed}: what they ask for would be left out of what is "
-            "generated. Take out those that change nothing, or use another model."
-        )
+    check_known(config, KNOWN, f"{folder}/{GENERATION}")
     return {key: config[key] for key, neutral in NEUTRAL.items() if config.get(key, neutral) not in (None, neutral)}

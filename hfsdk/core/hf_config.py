@@ -7,7 +7,7 @@ A key that is null says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hfsdk.core.checks import is_whole, shown
@@ -226,13 +226,22 @@ def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str)
             value = where.get(key)
             require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
     for where, known in ((config, KNOWN), (rope, KNOWN_OF_ROPE)):
-        unknown = [key for key, value in where.items() if key not in known and value is not None]
-        if unknown:
-            listed = ", ".join(f"{shown(key)}: {shown(where[key])}" for key in unknown[:5])
-            raise UnsupportedModelError(
-                f"{name} has keys that hfsdk does not know, {listed}: what they ask for would be left out. Take out those that "
-                "change no number, or use another model."
-            )
+        check_known(where, known, name)
+
+
+def check_known(config: Mapping[str, Any], known: Collection[str], name: str) -> None:
+    """Refuse keys that nobody here knows, and that say something.
+
+    Raises:
+        UnsupportedModelError: names them.
+    """
+    unknown = [key for key, value in config.items() if key not in known and value is not None]
+    if unknown:
+        listed = ", ".join(f"{shown(key)}: {shown(config[key])}" for key in unknown[:5])
+        raise UnsupportedModelError(
+            f"{name} has keys that hfsdk does not know, {listed}: what they ask for would be left out. Take out those that change "
+            "nothing, or use another model."
+        )
 
 
 def biases_of(config: Mapping[str, Any], family: str, name: str) -> tuple[bool, bool]:

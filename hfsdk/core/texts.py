@@ -154,9 +154,7 @@ class Texts:
 
     def _ended(self, response: list[int]) -> list[int]:
         """Put the end of a text behind one that has none."""
-        last = response[-1:]
-        ends = self.ends(chats=not self._codec.special_ids.isdisjoint(last))
-        return response if ends.text is None or not set(last).isdisjoint(ends.ids) else [*response, ends.text]
+        return self.ends(chats=not self._codec.special_ids.isdisjoint(response[-1:])).behind(response)
 
     def _split(self, start: list[int], both: list[int], response: str, *, cut_back: bool = False) -> Encoded:
         same = common_beginning(start, both)
@@ -278,13 +276,12 @@ class Texts:
         probe, user = _said(role, PROBE), _said("user", "a")
         call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
         answer: Message = {"role": "tool", "content": PROBE, "tool_call_id": "123456789", "name": "f"}
-        tries: list[list[Message]] = [[probe, user]]
-        if role in ("user", ASSISTANT):
-            tries = [[probe]] if role == "user" else [[user, probe, user]]
-        if role == "tool":
-            asked = _said(ASSISTANT, "a")
-            tries = [[user, {**asked, "tool_calls": [call]}, answer], [user, asked, answer]]
-        for messages in tries:
+        assistant = _said(ASSISTANT, "a")
+        tries: dict[str, list[list[Message]]] = {
+            "user": [[probe]], ASSISTANT: [[user, probe, user]],
+            "tool": [[user, {**assistant, "tool_calls": [call]}, answer], [user, assistant, answer]],
+        }  # fmt: skip
+        for messages in tries.get(role, [[probe, user]]):
             try:
                 return PROBE in self._codec.render(Chat(messages=messages), ready=True)
             except OptionError:

@@ -40,6 +40,11 @@ class TurnEnds:
     notes: tuple[str, ...] = ()
     """Where the sources disagree, a sentence each, with what was chosen."""
 
+    def behind(self, response: list[int]) -> list[int]:
+        """Return a learned text with its end behind it, where it has none."""
+        has_one = bool(response) and response[-1] in self.ids
+        return response if has_one or self.text is None else [*response, self.text]
+
     @classmethod
     def of(
         cls, folder: str | Path, tokenizer: int | None = None, behind_answers: Iterable[int] = (), *,

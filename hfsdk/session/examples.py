@@ -188,11 +188,9 @@ class _Examples(RowStream):
         """Put the end of a text behind token ids that have none; other responses have theirs."""
         if self._tokenizer is None or not isinstance(one.response, list):
             return prompt, response
-        ends = self._tokenizer.turn_ends(chats=False)
-        if ends.text is not None and set(response[-1:]).isdisjoint(ends.ids):
-            ends = self._tokenizer.turn_ends(chats=True)  # asks the template too, which is slow
-        closed = ends.text is None or not set(response[-1:]).isdisjoint(ends.ids)
-        return prompt, response if closed else [*response, cast("int", ends.text)]
+        if self._tokenizer.turn_ends(chats=False).behind(response) == response:
+            return prompt, response
+        return prompt, self._tokenizer.turn_ends(chats=True).behind(response)  # asks the template too, which is slow
 
     @staticmethod
     def _in_common(asked: Sequence[Asked], found: list[Encoded]) -> list[Encoded]:
