@@ -30,13 +30,14 @@ class ParameterPicture(Picture):
     def to_svg(self) -> str:
         """Draw two columns a rank: before and after; what comes from another rank is outlined in red and hatched."""
         self._hatch = Hatches()
-        names = sorted({box["tensor"] for rank in self.view["ranks"] for box in (*rank["before"], *rank["after"])})
+        boxes = [box for rank in self.view["ranks"] for box in (*rank["before"], *rank["after"])]
+        names, by_columns = sorted({box["tensor"] for box in boxes}), any(box["place"].startswith(":") for box in boxes)
         colors = {name: OTHER_COLORS[i % len(OTHER_COLORS)] for i, name in enumerate(names)}
         most = max(sum(box["rows"] for box in rank[side]) for rank in self.view["ranks"] for side in ("before", "after")) or 1
         parts = [svg_text(2, 16, self.view["title"], font_weight=600, font_size=13)]
         for i, name in enumerate(names):
             parts.append(tag("rect", x=4 + i * 150, y=28, width=10, height=10, fill=colors[name]))
-            parts.append(svg_text(18 + i * 150, 37, name, class_="sub"))
+            parts.append(svg_text(18 + i * 150, 37, name + (", columns" if by_columns else ""), class_="sub"))
         for i, rank in enumerate(self.view["ranks"]):
             x = 8 + i * 224
             parts.append(svg_text(x, 58, f"rank {rank['rank']}", font_weight=600))
@@ -48,7 +49,8 @@ class ParameterPicture(Picture):
                     height = self.HEIGHT * box["rows"] / most
                     own = side == "before" or box["own"]
                     fill = colors[box["tensor"]] if own else self._hatch(colors[box["tensor"]])
-                    words = box["label"] + ("" if own else f" from {box['source']}")
+                    label = box["place"].removeprefix(":, ") if by_columns else box["label"]  # what does not fit would be cut
+                    words = label + ("" if own else f" from {box['source']}")
                     hint = tag("title", f"{box['tensor']} {box['place']}: {words}")
                     parts.append(tag(
                         "rect", hint, x=left, y=y, width=98, height=max(1.0, height - 1), fill=fill,
