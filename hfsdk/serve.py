@@ -55,25 +55,25 @@ def _link(given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from hfsdk.engine.ray.ray_head import await_end, hold_ends
+    from hfsdk.engine.ray.ray_head import await_end, ends_held
     from hfsdk.session.serving import ServeOptions, Server, token_file
 
-    hold_ends()  # awaited below: Ray would write about them
     file = given.token_file or token_file()
     token = _token_in(file)
     options = ServeOptions(given.host, given.port, token, given.address, given.certificate, given.key)
-    server = Server(options, _tell)
-    scheme, web = ("hfsdks", "https") if given.certificate else ("hfsdk", "http")
-    host = f"[{given.host}]" if ":" in given.host else given.host
-    pages = f", and for a browser at {web}://{host}:{server.port}{server.page_link()} (once; --link makes another)"
-    told = pages if options.shows_pages else ""
-    sys.stdout.write(f"serving kept sessions at {scheme}://{host}:{server.port}/NAME{told}; the token is in {file}\n")
-    sys.stdout.flush()
-    serving = threading.Thread(target=server.run, name="hfsdk-serve", daemon=True)
-    serving.start()
-    await_end()
-    server.close()
-    serving.join(5)
+    with ends_held():
+        server = Server(options, _tell)
+        scheme, web = ("hfsdks", "https") if given.certificate else ("hfsdk", "http")
+        host = f"[{given.host}]" if ":" in given.host else given.host
+        pages = f", and for a browser at {web}://{host}:{server.port}{server.page_link()} (once; --link makes another)"
+        told = pages if options.shows_pages else ""
+        sys.stdout.write(f"serving kept sessions at {scheme}://{host}:{server.port}/NAME{told}; the token is in {file}\n")
+        sys.stdout.flush()
+        serving = threading.Thread(target=server.run, name="hfsdk-serve", daemon=True)
+        serving.start()
+        await_end()
+        server.close()
+        serving.join(5)
     return 0
 
 

@@ -200,6 +200,18 @@ def interruptible():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def signals_are_as_before(interruptible):
+    """What a test leaves of signals decides later tests of its process: with SIGINT blocked no Ctrl-C reaches them."""
+
+    def now():
+        return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    before = now()
+    yield
+    assert now() == before
+
+
 @pytest.fixture
 def keyboard():
     """``keyboard(when)``: a Ctrl-C on the main thread as soon as ``when()`` is true."""

@@ -186,9 +186,14 @@ ENDS = (signal.SIGINT, signal.SIGTERM)
 """What asks a server to end."""
 
 
-def hold_ends() -> None:
+@contextmanager
+def ends_held() -> Iterator[None]:
     """Let no thread of this process, nor of Ray in it, hear that it shall end, but :func:`await_end`: Ray would write about it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def await_end() -> None:
