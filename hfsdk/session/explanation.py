@@ -227,7 +227,7 @@ def explain(
         return _own(config, session, prompts, prompt_tokens, system)
     given = open_config(config, overrides, system)
     settings, step = _read(given, None if devices is None else devices.num_devices, prompt_tokens)
-    assumed = dict(step.assumed)
+    assumed = {**step.assumed, **given.assumed}
     if devices is None:
         devices = _cluster(step, gpu)
         assumed["devices"] = f"{gpu}s of {devices.devices[0].memory_bytes / 1e9:.0f} GB: the configuration names no kind; gpu= does"

@@ -1,21 +1,19 @@
 """The words of a command line: of the job, of what launches it, and of a shell around both.
 
-A script is cut into commands; those that train nothing (``ray start``, ``export``, a server) are passed over. Nothing is run, and
-what a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
+A script is cut into commands; those that train nothing (``ray start``, ``export``, a server) are passed over. What only a run of a
+shell would work out stays a text that is refused where it is looked at, with what to write in its place.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hfsdk.core.checks import shown
-from hfsdk.core.errors import OptionError
 from hfsdk.planner.configs.openrlhf import OLD_NAMES, SWITCHES
 from hfsdk.planner.configs.settings import OfAShell, flatten, parse_scalar
+from hfsdk.planner.configs.shell_words import ENDS, is_path_from_a_variable, words_of_script
 
 NO_JOBS = (
     "ray start", "ray stop", "ray status", "export", "set", "cd", "source", "echo", "pip", "conda", "mkdir", "sleep", "pkill",
@@ -32,57 +30,26 @@ LAUNCHER_SWITCHES = (
 )  # fmt: skip
 """Flags of ``accelerate launch`` and ``torchrun`` that take no value."""
 
-ENDS = ("&&", "||", ";", "|", "&")
 CONFIG_FLAGS = ("config", "config_file")
 
 
-def commands_of(text: str) -> list[list[str]]:
-    """Return the commands of a script or a line that may be a job, each as its words.
+def commands_of(text: str) -> tuple[list[list[str]], dict[str, str]]:
+    """Return the commands of a script or a line that may be a job, each as its words, and the variables' defaults that were taken.
 
     Raises:
         OptionError: a quotation does not end.
     """
+    lines, defaults = words_of_script(text)
     found: list[list[str]] = []
-    for line in _lines(text):
-        if re.match(r"\s*(export\s+)?\w+=[\"']?(\$\(|`)[^;]*$", line):
-            continue  # a variable whose value is what another command prints
+    for line in lines:
         command: list[str] = []
-        for word in [*_words(line), ";"]:
-            ends = word in ENDS or (word.endswith(";") and len(word) > 1)
-            command += [word.rstrip(";")] if word not in ENDS else []
-            if ends and command:
+        for word in [*line, ";"]:
+            if word not in ENDS:
+                command.append(word)
+            elif command:
                 found += [command] if _may_train(command) else []
                 command = []
-    return found
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yield the logical lines: those that a backslash or an open quotation continues as one."""
-    kept = ""
-    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
-        kept = f"{kept}\n{line}" if kept else line
-        if not _is_open(kept):
-            yield kept
-            kept = ""
-    if kept:
-        yield kept
-
-
-def _is_open(line: str) -> bool:
-    try:
-        shlex.split(line, comments=True)
-    except ValueError:
-        return True
-    return False
-
-
-def _words(line: str) -> list[str]:
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError as error:
-        told = f"the command line cannot be cut into words: {error}; close the quotation in {shown(line[-200:])}"
-        raise OptionError(told) from error
-    return [word for word in words if not re.fullmatch(r"\d*>>?&?\d?|\d*>>?[^ ]+", word)]
+    return found, defaults
 
 
 def _may_train(command: Sequence[str]) -> bool:
@@ -137,7 +104,9 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
             value = " ".join(taken)
             parsed = [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value) if taken else True
         name = key if "." in key else key.replace("-", "_")
-        if _of_a_shell(value):
+        if is_path_from_a_variable(value):
+            parsed = re.sub(r"^\$\{(\w+)\}", r"$\1", value)
+        elif _of_a_shell(value):
             parsed = OfAShell(value)
         if name in CONFIG_FLAGS and flag and isinstance(parsed, str):
             files.append(parsed)

@@ -22,7 +22,7 @@ from hfsdk.planner.configs import openrlhf, trl, verl, zero_and_fsdp
 from hfsdk.planner.configs.command_words import arguments_of, commands_of, job_words, program_of
 from hfsdk.planner.configs.settings import OfAShell, flatten
 from hfsdk.planner.configs.unread_keys import is_of_release
-from hfsdk.planner.configs.whose_config import SYSTEMS, refuse_others, system_of
+from hfsdk.planner.configs.whose_config import SYSTEMS, is_read, refuse_others, system_of
 
 MOST_BYTES = 2_000_000
 """Of the largest file that is read."""
@@ -59,6 +59,17 @@ class Given:
     """Keys that are no part of it -> what they are."""
     runs: str = ""
     """What a command line runs."""
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Variables of a script -> the defaults that it has for them, which were taken."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Command:
+    """What a command line says."""
+
+    keys: dict[str, Any]
+    runs: str = ""
+    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Given:
@@ -67,9 +78,9 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     Raises:
         OptionError: it is no configuration, cannot be read, or of no system that is known.
     """
-    name, keys, runs = _keys(config)
+    name, command = _keys(config)
     more, dropped = _overrides(list(overrides))
-    keys = _without({**keys, **more}, dropped)
+    keys, runs = _without({**command.keys, **more}, dropped), command.runs
     found = system_named(system) if system else "TRL" if name in CONFIGS_OF_TRL else system_of(name, keys, runs)
     renamed: dict[str, str] = {}
     apart: dict[str, str] = {}
@@ -80,7 +91,7 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     elif found == "TRL":
         keys, apart = trl.saved_by_a_run(keys, known=lambda key: is_of_release("TRL", key))
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
-    return Given(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs)
+    return Given(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs, assumed=command.assumed)
 
 
 def _without(keys: dict[str, Any], dropped: Iterable[str]) -> dict[str, Any]:
@@ -129,19 +140,19 @@ def system_named(system: str) -> str:
     return plain[asked]
 
 
-def _keys(config: Any) -> tuple[str, dict[str, Any], str]:
-    """Return the name of a configuration, its keys, and what a command line of it runs."""
+def _keys(config: Any) -> tuple[str, _Command]:
+    """Return the name of a configuration, and what it says."""
     if isinstance(config, Mapping):
-        return "the dict", flatten(_logged(config), "the dict"), ""
+        return "the dict", _Command(flatten(_logged(config), "the dict"))
     if isinstance(config, Path):
-        return config.name, *_file(config)
+        return config.name, _file(config)
     if isinstance(config, str):
         return _text(config)
     if isinstance(config, Sequence) and all(isinstance(word, str) for word in config):
-        return "the arguments", *_command(list(config))
+        return "the arguments", _command(list(config), {})
     kinds = {base.__name__ for base in type(config).__mro__}
     if dataclasses.is_dataclass(config) and not isinstance(config, type) and (of_trl := kinds & CONFIGS_OF_TRL):
-        return of_trl.pop(), _object(config), ""
+        return of_trl.pop(), _Command(_object(config))
     raise OptionError(f"hf.explain takes {WRITE}; got {shown(config)}")
 
 
@@ -153,7 +164,7 @@ def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
+def _command(words: Sequence[str], defaults: Mapping[str, str]) -> _Command:
     """Return the keys of a command line over those of the files that it names, and what it runs."""
     words = job_words(words)
     found, files, dropped = arguments_of(words)
@@ -163,8 +174,12 @@ def _command(words: Sequence[str]) -> tuple[dict[str, Any], str]:
             raise OptionError(f"the command line names the file {shown(str(name))}, which a shell would work out; write its path")
         if not os.path.isfile(os.path.expanduser(name)):
             refuse_others("the command line", program_of(words))  # rather than for the file
-        below |= _file(Path(name).expanduser())[0]
-    return _without({**below, **found}, dropped), program_of(words)
+        below |= _file(Path(name).expanduser()).keys
+    taken = {
+        name: f"{value or 'nothing'}, the script's own default: the environment of a run may give another"
+        for name, value in defaults.items() if "/" not in value
+    }  # fmt: skip
+    return _Command(_without({**below, **found}, dropped), program_of(words), taken)
 
 
 def _object(config: Any) -> dict[str, Any]:
@@ -179,34 +194,38 @@ def _object(config: Any) -> dict[str, Any]:
     return flatten(keys, type(config).__name__)
 
 
-def _text(text: str) -> tuple[str, dict[str, Any], str]:
+def _text(text: str) -> tuple[str, _Command]:
     if "\n" not in text and len(text) < 4096 and (os.path.isfile(os.path.expanduser(text)) or _is_path(text)):
         path = Path(text).expanduser()
-        return path.name, *_file(path)
-    commands = [one for one in commands_of(text) if any("=" in word or word.startswith("--") for word in one)]
+        return path.name, _file(path)
+    all_commands, defaults = commands_of(text)
+    commands = [one for one in all_commands if any("=" in word or word.startswith("--") for word in one)]
     jobs = [one for one in commands if program_of(one)]
     if jobs:  # what stands alone before it are variables of the shell
         commands = [one for one in commands if not all(re.match(r"[A-Za-z_]\w*=", word) for word in one)]
+    trains = [one for one in jobs if is_read(program_of(one))]
+    if len(trains) == 1:  # the others prepare data, or convert a model
+        jobs, commands = trains, [one for one in commands if one in trains or not program_of(one)]
     if len(jobs) > 1:
         told = " and ".join(shown(" ".join(one)[:60]) for one in jobs[:3])
         raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {told}. Give one of them.")
-    return "the command line", *_command([word for one in commands for word in one])
+    return "the command line", _command([word for one in commands for word in one], defaults)
 
 
 def _is_path(text: str) -> bool:
     return re.search(r"\.(ya?ml|json|sh|txt)$", text) is not None and " " not in text.strip()
 
 
-def _file(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the keys of a file: YAML (JSON is YAML), or a command line; and what that runs.
+def _file(path: Path) -> _Command:
+    """Return what a file says: YAML (JSON is YAML), or a script.
 
     Raises:
         OptionError: it is missing, too large, or no configuration.
     """
     text = _read(path)
     if path.suffix in (".sh", ".txt"):
-        return _text(text if "\n" in text else text + "\n")[1:]
-    return flatten(_logged(_inherited(path, text, [])), path.name), ""
+        return _text(text if "\n" in text else text + "\n")[1]
+    return _Command(flatten(_logged(_inherited(path, text, [])), path.name))
 
 
 def _read(path: Path) -> str:

@@ -134,7 +134,7 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
         OptionError: it is of none that is read.
     """
     refuse_others(name, runs)
-    ran = next((system for system, pattern in MODULES.items() if re.search(rf"(^|\s|/)({pattern})", runs)), "")
+    ran = _system_that_runs(runs)
     if ran:
         return ran
     counts = {system: sum(key.startswith(signs) for key in keys) for system, signs in SIGNS.items()}
@@ -157,6 +157,15 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
             f"are {READ}. If it is {found}'s, say system={found!r}; numbers that other keys could change are then left out."
         )
     return found
+
+
+def _system_that_runs(runs: str) -> str:
+    return next((system for system, pattern in MODULES.items() if re.search(rf"(^|\s|/)({pattern})", runs)), "")
+
+
+def is_read(runs: str) -> bool:
+    """Return whether a command runs a trainer whose configurations are read."""
+    return bool(_system_that_runs(runs))
 
 
 def _has_parts(keys: Mapping[str, object], *parts: str) -> bool:
