@@ -47,6 +47,8 @@ def of_hfsdk(script: str) -> tuple[list[str], dict[str, str]]:
         'ARGS=(\n  a=1  # a size\n  \'b c\'\n  "d=$HOME"\n)\nARGS+=(e=2)\nshow first "${ARGS[@]}" last',
         "ARGS=(a b)\nshow ${ARGS[@]} $ARGS",
         "A=1\nA=2\nA+=3\nshow $A",
+        "N=2\nread -r -d '' ARGS <<EOF\n-m a.b \\\n  --n $N --text \"two words\"\nEOF\nshow $N $ARGS",
+        "read -r -d '' ARGS <<'EOF'\n--n $N\nEOF\nshow x $ARGS",
         "cat > /dev/null <<EOF\nA=7 'open\nEOF\nA=1\nshow $A",
         "show a \\\n  b \\\n  c > /dev/stderr; show a b c",
         "show a 2>&1  # and more",
@@ -138,3 +140,13 @@ def test_a_script_is_explained_by_what_it_gives_its_variables():
 def test_what_the_script_leaves_to_its_environment_is_refused_by_key():
     with pytest.raises(hf.OptionError, match=r"trainer\.nnodes is '\$NNODES', which a shell would work out"):
         hf.explain(JOB.replace("NNODES=${NNODES:-2}\n", ""))
+
+
+def test_what_a_launcher_runs_from_a_variable_says_whose_it_is():
+    body = "openrlhf.cli.{0} \\\n  --pretrain Qwen/Qwen2.5-7B"
+    script = f"read -r -d '' commands <<EOF\n{body}\nEOF\ndeepspeed --module $commands\n"
+    with pytest.raises(hf.OptionError, match="OpenRLHF's SFT, DPO or reward models, which is not read"):
+        hf.explain(script.format("train_sft"))
+    two = "python a/prepare.py --n 1\npython -m verl.trainer.{0} model.partial_pretrain=x\npython b.py --n 2\n"
+    with pytest.raises(hf.OptionError, match="verl's SFT, which is not read"):
+        hf.explain(two.format("fsdp_sft_trainer"))

@@ -66,7 +66,7 @@ def program_of(words: Sequence[str]) -> str:
     first = next((number for number, word in enumerate(words) if word.startswith("-") or "=" in word), len(words))
     runs = [
         word for number, word in enumerate(words)
-        if (word.endswith(".py") and "=" not in word) or number < first or words[number - 1] == "-m"
+        if (word.endswith(".py") and "=" not in word) or number < first or words[number - 1] in ("-m", "--module")
     ]  # fmt: skip
     return " ".join(runs)
 

@@ -207,6 +207,8 @@ def _text(text: str) -> tuple[str, _Command]:
     if len(trains) == 1:  # the others prepare data, or convert a model
         jobs, commands = trains, [one for one in commands if one in trains or not program_of(one)]
     if len(jobs) > 1:
+        for one in jobs:
+            refuse_others("the command line", program_of(one))
         told = " and ".join(shown(" ".join(one)[:60]) for one in jobs[:3])
         raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {told}. Give one of them.")
     return "the command line", _command([word for one in commands for word in one], defaults)

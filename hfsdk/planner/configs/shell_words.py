@@ -8,6 +8,7 @@ another. Whatever else a shell would work out stays as it is written, and is ref
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 import shlex
@@ -27,6 +28,7 @@ DECLARING = ("export", "declare", "local", "readonly", "typeset")
 MOST_CHARACTERS = 20_000
 """Of a variable's value: ``A=$A$A`` in a hundred lines is longer than any memory."""
 
+_DOCUMENT = re.compile(r"""(?<!<)<<-?\s*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)""")
 _NAME = r"[A-Za-z_]\w*"
 _WORD = re.compile(
     r"(?P<space>\s+)"
@@ -61,20 +63,32 @@ def is_path_from_a_variable(value: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the logical lines: those that a backslash, an open quotation or an open array continues as one; no here-documents."""
-    kept, until = "", ""
-    for line in text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines():
-        if until:
-            until = "" if line.strip() == until else until
-            continue
+    """Yield the logical lines: those that a backslash, an open quotation or an open array continues as one.
+
+    A here-document that ``read`` gives to a variable comes as its assignment; others are left out.
+    """
+    kept = ""
+    lines = iter(text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines())
+    for line in lines:
         kept = f"{kept}\n{line}" if kept else line
-        if not _is_open(kept):
-            document = re.search(r"""(?<!<)<<-?\s*(['"]?)(\w+)\1""", kept)
-            until = document[2] if document else ""
+        if _is_open(kept):
+            continue
+        document = _DOCUMENT.search(kept)
+        if document:
+            body = "\n".join(_until(document["end"], lines))
+            name = re.match(rf"\s*(?:IFS=\S*\s+)?read\s.*?({_NAME})\s*$", kept[: document.start()])
+            escaped = re.sub(r'(["\\])', r"\\\1", body)
+            value = shlex.quote(body) if document["quote"] else f'"{escaped}"'
+            yield f"{name[1]}={value}" if name else kept
+        else:
             yield kept
-            kept = ""
+        kept = ""
     if kept:
         yield kept
+
+
+def _until(end: str, lines: Iterator[str]) -> Iterator[str]:
+    return itertools.takewhile(lambda line: line.strip() != end, lines)
 
 
 def _is_open(line: str) -> bool:
