@@ -19,7 +19,6 @@ import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 
 class InOrder:
@@ -27,14 +26,6 @@ class InOrder:
 
     def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(dataset if dataset is not None else self.train_dataset)  # type: ignore[attr-defined]
-
-
-class InOrderSFT(InOrder, SFTTrainer):
-    pass
-
-
-class InOrderDPO(InOrder, DPOTrainer):
-    pass
 
 
 def arguments(config: dict, folder: str, **more: Any) -> dict[str, Any]:
@@ -51,16 +42,26 @@ def loaded(folder: str, tokenizer: str | None = None) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(tokenizer or folder)
 
 
-def supervised(config: dict, out: str, kind: type = InOrderSFT) -> Any:
+def supervised(config: dict, out: str) -> Any:
+    from trl import SFTConfig, SFTTrainer
+
+    class InOrderSFT(InOrder, SFTTrainer):
+        pass
+
     model, tokenizer = loaded(config["model"], config.get("tokenizer"))
     args = SFTConfig(**arguments(config, out, learning_rate=config.get("lr", 1e-5)), completion_only_loss=True, max_length=None)
-    return kind(model=model, args=args, train_dataset=Dataset.from_list(config["demonstrations"]), processing_class=tokenizer)
+    return InOrderSFT(model=model, args=args, train_dataset=Dataset.from_list(config["demonstrations"]), processing_class=tokenizer)
 
 
-def preferring(config: dict, model_folder: str, out: str, kind: type = InOrderDPO) -> Any:
+def preferring(config: dict, model_folder: str, out: str) -> Any:
+    from trl import DPOConfig, DPOTrainer
+
+    class InOrderDPO(InOrder, DPOTrainer):
+        pass
+
     model, tokenizer = loaded(model_folder, config.get("tokenizer"))
     args = DPOConfig(**arguments(config, out, learning_rate=config.get("dpo_lr", 1e-6)), beta=0.1, max_length=None)
-    return kind(
+    return InOrderDPO(
         model=model, ref_model=loaded(model_folder)[0], args=args, train_dataset=Dataset.from_list(config["pairs"]),
         processing_class=tokenizer,
     )  # fmt: skip
@@ -73,6 +74,8 @@ def rows(config: dict, out: str) -> list[dict[str, Any]]:
 
 def rows_of(config: dict, out: str) -> dict[str, Any]:
     """Return (prompt, completion) of the demonstrations, (prompt, chosen, rejected) of the pairs, and prompts as GRPO has them."""
+    from trl import GRPOConfig, GRPOTrainer
+
     demonstrations = []
     for row in supervised(config, out).train_dataset:
         first = next(i for i, label in enumerate(row["labels"]) if label != -100)
