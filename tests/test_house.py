@@ -1,4 +1,4 @@
-"""How the package is built: nothing is over a limit, few entries, file names occur once, algorithms show their step."""
+"""How the package is built: no function is longer than a screen or two, few entries, algorithms show their step."""
 
 import ast
 import subprocess

@@ -22,6 +22,7 @@ from hfsdk.core.trace import Trace
 from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
 from hfsdk.planner.configs.batch_arithmetic import batch_rows
 from hfsdk.planner.configs.config_sources import Given, open_config, system_named
+from hfsdk.planner.configs.experts_asked import COUNTED_WHOLE
 from hfsdk.planner.configs.head_rules import head_findings
 from hfsdk.planner.configs.model_sizes import Model, lengthened, specs_of
 from hfsdk.planner.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase, states_text
@@ -297,7 +298,9 @@ def _explained(
     specs, too_long = lengthened(step, specs)
     withheld = unread.withheld
     memory = () if MEMORY in withheld else memory_by_phase(step, specs, cluster.devices[0])
-    findings, needed = [*step.findings, *head_findings(step, specs), *fit_findings(step, memory), *too_long], step.num_devices
+    dense = all(spec is not None and not spec.experts for spec in specs.values())
+    read = [one for one in step.findings if not (dense and one.rule == COUNTED_WHOLE)]
+    findings, needed = [*read, *head_findings(step, specs), *fit_findings(step, memory), *too_long], step.num_devices
     if needed != cluster.num_devices and not step.own:
         findings.append(Finding(
             kind=NOTE if needed < cluster.num_devices else BROKEN, rule="the cluster has as many devices as the configuration uses",

@@ -603,6 +603,20 @@ def merged(config: Any, *parts: Any) -> Any:
     return config
 
 
+def sequence_parallelism(key: str) -> int:
+    """Return the bytes of a learning device that sequence parallelism saves a 7B at tp 4 with one row of 8,192 tokens."""
+    config = {
+        "grpo.num_prompts_per_step": 64, "grpo.num_generations_per_prompt": 8, "policy.model_name": "Qwen/Qwen2.5-7B",
+        "policy.train_global_batch_size": 512, "policy.train_micro_batch_size": 1, "policy.max_total_sequence_length": 8192,
+        "policy.megatron_cfg.enabled": True, "policy.dtensor_cfg.enabled": False, "policy.sequence_packing.enabled": False,
+        "policy.megatron_cfg.tensor_model_parallel_size": 4, "cluster.gpus_per_node": 8, "cluster.num_nodes": 1,
+    }  # fmt: skip
+    both = [hf.explain({**config, key: cut}) for cut in (False, True)]
+    assert all(not one.findings and not one.unread for one in both)
+    without, with_it = (next(one.asked for one in found.memory if one.phase == "learning") for found in both)
+    return without - with_it
+
+
 NEMO_RL = [
     Case(
         "NeMo-RL: 32B at 16k tokens on 128 GPUs", "RL#656",
@@ -647,6 +661,12 @@ NEMO_RL = [
         ),
         right=["NeMo-RL", 1024, 64, 4, 16, 16, 16, 16384],
         because="8 GPUs / tp 2 = 4 ranks; 128 x 8 / 64 = 16 steps; 64 / 4 = 16 samples, one a pass",
+    ),
+    Case(
+        "NeMo-RL: tp 4 with and without sequence parallelism", "RL's megatron/setup.py, which warns of it",
+        lambda it: sequence_parallelism("policy.megatron_cfg.sequence_parallel"),
+        right=10 * 3584 * 8192 * 28 * 3 // 4,
+        because="arXiv 2205.05198, table 2: (10 + 24 / t) h a token and layer without, 34 / t with it",
     ),
     Case(
         "NeMo-RL: a puzzle of many turns", "RL#604",

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from hfsdk.core.layout import Layout
 from hfsdk.planner.configs.step_config import NOTE
 
+COUNTED_WHOLE = "experts are counted as if each rank had all of them, cut by tp"
+"""A rule of models that have experts."""
+
 
 def shared_experts(experts: int, expert_tp: int | None, tp: int, dp: int) -> int:
     """Return the ``ep`` of a layout for Megatron's EP and ETP; 1 where no layout has as many weights on a rank.
@@ -37,6 +40,6 @@ def expert_rule(rule: Callable[..., None], num_gpus: int, layout: Layout, expert
     rule(num_gpus % (parts * layout.pp) == 0, "the GPUs must be a multiple of expert tp x ep x pp",
          f"{num_gpus}, {parts * layout.pp}", "Take an expert_model_parallel_size that divides them.",
          "megatron/core/parallel_state.py, initialize_model_parallel")  # fmt: skip
-    rule(layout.ep * layout.tp == parts or parts == layout.tp, "experts are counted as if each rank had all of them, cut by tp",
+    rule(layout.ep * layout.tp == parts or parts == layout.tp, COUNTED_WHOLE,
          f"tp {layout.tp}, expert tp {expert_tp or layout.tp}, ep {experts}, dp {layout.dp}", "Read memory as an upper bound.", "",
          NOTE)  # fmt: skip

@@ -37,6 +37,7 @@ POLICY: dict[str, Any] = {
         }.items()
     },
     f"{M}peft.enabled": False, f"{M}peft.dim": 8, f"{M}peft.alpha": 32, f"{M}peft.target_modules": [],
+    f"{M}sequence_parallel": False, f"{D}sequence_parallel": False,
     f"{M}enabled": False, f"{M}activation_checkpointing": False, f"{M}recompute_granularity": "full",
     f"{M}tensor_model_parallel_size": 1, f"{M}pipeline_model_parallel_size": 1, f"{M}context_parallel_size": 1,
     f"{M}expert_model_parallel_size": 1, f"{M}expert_tensor_parallel_size": 1,
@@ -70,7 +71,8 @@ PPO_DEFAULTS: dict[str, Any] = {
     "ppo.adv_estimator.gae_lambda": 0.95, f"{P}max_total_sequence_length": 16384, "data.max_input_seq_length": 2048,
     f"{P}optimizer.kwargs.lr": 1e-6, "value.optimizer.kwargs.lr": 1e-5, "value.model_name": "${policy.model_name}",
     "value.train_micro_batch_size": "${policy.train_micro_batch_size}", "value_loss_fn.cliprange": 0.2,
-    "value.dtensor_cfg.activation_checkpointing": False, "loss_fn.reference_policy_kl_penalty": 0.0,
+    "value.dtensor_cfg.activation_checkpointing": False, "value.dtensor_cfg.sequence_parallel": False,
+    "loss_fn.reference_policy_kl_penalty": 0.0,
     "loss_fn.ratio_clip_max": 0.28, "loss_fn.ratio_clip_c": 10,
 }  # fmt: skip
 
@@ -206,6 +208,7 @@ def _roles(
     passed = s.whole(f"{P}{ways[0]}.logprob_mb_tokens") if ways else each * longest
     common: dict[str, Any] = {"pool": pool, "layout": layout, "states": states, "pass_tokens": passed // cp}
     common["uneven"] = s.lays_out_layers()
+    common["sequence_parallel"] = s.yes(f"{M if megatron else D}sequence_parallel")
     train = (tokens or micro * longest) // cp
     roles = [RoleConfig(
         name="actor", model=s.text(f"{P}model_name"), trained=True, train_tokens=train, recompute=recompute, away=away,
@@ -220,7 +223,7 @@ def _roles(
             name="critic", model=s.text("value.model_name"), trained=True, head="scalar", train_tokens=value, away=away,
             recompute="full" * s.yes("value.dtensor_cfg.activation_checkpointing"), lr=s.number("value.optimizer.kwargs.lr"),
             lora=critics,
-            **{**common, "pass_tokens": value},
+            **{**common, "pass_tokens": value, "sequence_parallel": s.yes("value.dtensor_cfg.sequence_parallel")},
         ))  # fmt: skip
     return tuple(roles)
 

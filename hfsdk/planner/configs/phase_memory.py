@@ -213,7 +213,7 @@ def _estimate(role: RoleConfig, spec: ModelSpec, tokens: int, learning: bool) ->
         dtype="bf16", optimizer=AdamW() if learning else None, micro_batch_tokens=max(1, tokens), recompute=role.recompute,
         lora=role.lora,
     )  # fmt: skip
-    return role_bytes(one, role.layout.size)
+    return role_bytes(one, role.layout.size, sequence_parallel=role.sequence_parallel)
 
 
 def parameters_of(role: RoleConfig, spec: ModelSpec) -> int:

@@ -9,6 +9,7 @@ data-parallel size), ``verl/workers/engine/utils.py`` (``prepare_micro_batches``
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hfsdk.core.layout import Layout
@@ -265,7 +266,7 @@ def _roles(
             lr=s.number("critic.optim.lr"), away=_away(s.yes("critic.fsdp.param_offload"), s.yes("critic.fsdp.optimizer_offload")),
             lora=critics,
         ))  # fmt: skip
-    return tuple(roles)
+    return tuple(replace(role, sequence_parallel=megatron) for role in roles)  # config_converter.py: wherever tp > 1
 
 
 def _lora(s: Settings, model: str, megatron: bool, rule: Any) -> LoRA | None:

@@ -162,10 +162,13 @@ class DeviceMemory:
 
 
 @checked
-def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False, longest: Index = 0) -> MemoryEstimate:
+def role_bytes(
+    role: RoleSpec, pool_size: int, *, on_cpu: bool = False, longest: Index = 0, sequence_parallel: bool | None = None
+) -> MemoryEstimate:
     """Estimate the bytes of ``role`` on each device of a pool of ``pool_size`` (the fullest pipeline stage).
 
     ``longest``: tokens of the longest row, where it is known; one that is longer than a micro-batch is one by itself.
+    ``sequence_parallel``: whether norms and residuals are cut over tp too; by default as trainers here choose.
 
     Raises:
         LayoutError: the role's layout does not cover ``pool_size`` devices.
@@ -182,12 +185,14 @@ def role_bytes(role: RoleSpec, pool_size: int, *, on_cpu: bool = False, longest:
         if role.lora is not None:
             learned = trained_numbers(role, layout)
             parameters = frozen + learned
-        activations, logits = _pass_bytes(role, spec, layout, on_cpu, longest)
+        chosen = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_copies)
+        cut = chosen.sequence_parallel if sequence_parallel is None else sequence_parallel
+        activations, logits = _pass_bytes(role, spec, layout, on_cpu, longest, cut)
         shards = layout.num_copies if role.optimizer is not None and role.optimizer.distributed else 1
         stepped = learned
         if layout.ep > 1 and shards > 1:  # experts' state is cut over the dp / ep ranks that have them: as much as without ep
             stepped = _trainer_parameters(spec, replace(layout, ep=1), role.head)
-        fused = choose_training(on_cpu=on_cpu, tp=layout.tp, dp=layout.num_copies).fused_adamw
+        fused = chosen.fused_adamw
     masters = 4 if role.dtype == "bf16" else 0
     rollout_weights = kv_cache = 0
     if role.kind == "actor" and role.rollout is not None:
@@ -333,16 +338,18 @@ def rollout_parameters(spec: ModelSpec, tp: int, ep: int = 1) -> int:
     return _layers_parameters(spec, tp, min(tp, spec.num_kv_heads), ep=ep) + ends
 
 
-def _pass_bytes(role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool, longest: int) -> tuple[int, int]:
+def _pass_bytes(
+    role: RoleSpec, spec: ModelSpec, layout: Layout, on_cpu: bool, longest: int, sequence_parallel: bool
+) -> tuple[int, int]:
     """Return the bytes of activations and of logits of one micro-batch.
 
     1F1B keeps up to pp micro-batches of L / pp layers on the first stage: as much as one micro-batch of L layers. Where
-    nothing is trained, one layer's outputs live at a time. Where trainers have sequence parallelism, it splits the 10 h of norms
-    and residuals as well.
+    nothing is trained, one layer's outputs live at a time. Sequence parallelism splits the 10 h of norms and residuals as well
+    (arXiv 2205.05198, table 2: 10 + 24 / t without it, 34 / t with it).
     """
     size, tp, hidden, width = DTYPE_BYTES[role.dtype], layout.tp, spec.hidden_size, spec.mlp_width_per_token
     tokens = max(role.micro_batch_tokens, -(-longest // layout.cp))
-    whole = 1 / tp if choose_training(on_cpu=on_cpu, tp=tp, dp=layout.num_copies).sequence_parallel else 1
+    whole = 1 / tp if sequence_parallel else 1
     norms = 10 if not on_cpu else 8 if role.recompute == "selective" else 6  # recomputed MLPs keep what they begin with
     per_layer = norms * hidden * whole + (8 * hidden + 4 * width) / tp + kept_rows(spec)
     again = {"": 0.0, "selective": 4 * width / tp, "full": per_layer - 2 * hidden * whole}[role.recompute]
