@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import Trace
 from hfsdk.planner.perf.calibration import FITTED, MOST_FITTED, Measured, fit
-from hfsdk.planner.perf.least_squares import HUBER
+from hfsdk.planner.perf.least_squares import HUBER, leverages, solve
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.session_parts import parts_of
 
@@ -160,3 +161,35 @@ def test_a_session_predicts_with_what_it_was_calibrated(hidden):
         assert after.duration_s > before.duration_s
         assert after.source == "predicted"
         assert "step 0, predicted" in repr(session.trace.compare(after))
+
+
+def test_what_is_said_of_an_observation_that_was_left_out_is_what_a_fit_without_it_says():
+    """To first order, of a model whose logarithms are straight: exactly, but for Huber's weights."""
+    rng = np.random.default_rng(2)
+    slopes, weights = rng.normal(size=(14, 3)), rng.uniform(0.5, 1.0, 14)
+    measured = slopes @ [0.3, -0.2, 0.1] + 0.02 * rng.normal(size=14)
+
+    def residuals(at):
+        return slopes @ at - measured
+
+    theta = solve(residuals, np.zeros(3), weights)
+    own = leverages(residuals, theta, weights)
+    assert own.sum() == pytest.approx(3, rel=0.02), "as many as there are constants"
+    for i in range(14):
+        others = np.arange(14) != i
+        without = solve(lambda at, k=others: (slopes @ at - measured)[k], np.zeros(3), weights[others])
+        assert residuals(theta)[i] / (1 - own[i]) == pytest.approx(residuals(without)[i], rel=1e-3, abs=1e-6)
+
+
+def test_bands_are_of_phases_that_were_left_out(hidden):
+    """With a constant for nearly every phase the fit follows the noise: what it leaves over says too little of the next step."""
+    noisy = replace(hidden, trace=as_measured(hidden.trace, noise=0.15, seed=3))
+    found = PerfModel.fit(noisy)
+    told = [o for o in found.observations if o.left_out_s is not None]
+    assert len(told) < len(found.observations), "whoever alone decides a constant tells nothing"
+    over = {name: np.array([abs(math.log(getattr(o, name) / o.measured_s)) for o in told]) for name in ("after_s", "left_out_s")}
+    assert (over["left_out_s"] >= over["after_s"] - 1e-12).all()
+    assert over["left_out_s"].mean() > 1.1 * over["after_s"].mean()
+    assert found.kept[""].num_rows == len(told)
+    assert found.kept[""].held >= 0.6 * len(told)
+    assert f"and so were {found.kept['']} that were left out in turn" in repr(found)

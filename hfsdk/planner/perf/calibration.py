@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -30,7 +30,8 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
 from hfsdk.core.trace import Span, Trace, Traced
-from hfsdk.planner.perf.least_squares import jacobian, solve
+from hfsdk.planner.perf.bands import Kept, bands_of, kept_by
+from hfsdk.planner.perf.least_squares import jacobian, leverages, solve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,8 @@ MOST_FITTED = 8
 """So many constants are fitted at most."""
 LEAST_ELASTICITY = 0.02
 """A constant is fitted if doubling it changes some observation, weighed, by at least about this share."""
+MOST_OWN = 0.5
+"""An observation that decides more than so much of its own prediction says nothing of how right predictions are."""
 SHORTEST_S = 1e-4
 """Phases shorter than this are not observed: clocks and Python's own time are most of them."""
 PASSES = ("forward", "backward", "wait")
@@ -148,6 +151,8 @@ class Observation:
     measured_s: float
     before_s: float
     after_s: float
+    left_out_s: float | None = None
+    """Predicted by a fit without this observation; ``None`` where it alone decides a constant, and nothing else tells of that."""
 
     @property
     def kind(self) -> str:
@@ -175,7 +180,10 @@ class Calibration(Generic[M]):
     constants: tuple[Constant, ...]
     observations: tuple[Observation, ...]
     bands: Mapping[str, tuple[float, float]]
-    """Kind of observation -> multipliers between which 80 % of measured over predicted lie; ``""`` is all kinds together."""
+    """Kind of observation -> multipliers between which four in five of measured over predicted lie where the fit has not seen
+    them; ``""`` is all kinds together."""
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+    """Kind of observation -> how many of those left out in turn were within its band then; ``""`` is all kinds together."""
 
     @property
     def error_before(self) -> float:
@@ -230,13 +238,15 @@ class Calibration(Generic[M]):
         return {
             "error_before": self.error_before, "error_after": self.error_after, "calls": calls, "constants": constants,
             "bands": {kind: list(band) for kind, band in self.bands.items()},
+            "kept": {kind: [one.held, one.num_rows] for kind, one in self.kept.items()},
         }  # fmt: skip
 
     def __repr__(self) -> str:
         low, high = self.bands[""]
+        kept = f", and so were {kept} that were left out in turn" if (kept := self.kept.get("")) else ""
         lines = [
             f"Calibration from {len(self.observations)} observations: median error of a call {100 * self.error_before:.0f} % "
-            f"before, {100 * self.error_after:.0f} % after; 80 % of phases within x{low:.2f} to x{high:.2f}"
+            f"before, {100 * self.error_after:.0f} % after; four in five phases within x{low:.2f} to x{high:.2f}{kept}"
         ]
         for call, (measured, before, after) in self.by_call().items():
             errors = "".join(f"{100 * (s / measured - 1):+8.0f} %" for s in (before, after))
@@ -277,6 +287,8 @@ def fit(
     after = dict(zip(chosen, theta, strict=True))
     fitted = start._moved(after)
     before_s, after_s = np.exp(predict(np.zeros(0), [])), np.exp(predict(theta, chosen))
+    own = leverages(lambda t: predict(t, chosen) - logs, theta, weights)
+    left_out_s = seconds * (after_s / seconds) ** (1 / (1 - np.minimum(own, MOST_OWN)))
     observations = tuple(
         Observation(
             call=o.call,
@@ -285,11 +297,14 @@ def fit(
             measured_s=o.seconds,
             before_s=float(b),
             after_s=float(a),
+            left_out_s=float(without) if h < MOST_OWN else None,
         )
-        for o, b, a in zip(observed, before_s, after_s, strict=True)
+        for o, b, a, without, h in zip(observed, before_s, after_s, left_out_s, own, strict=True)
     )
     found = tuple(Constant(name=n, before=getattr(start, n), after=getattr(fitted, n), determined=n in after) for n in names)
-    return Calibration(perf=fitted, constants=found, observations=observations, bands=_bands(observations))
+    off = _left_out(observations)
+    bands = {kind: (math.exp(low), math.exp(high)) for kind, (low, high) in bands_of(off).items()}
+    return Calibration(perf=fitted, constants=found, observations=observations, bands=bands, kept=kept_by(off))
 
 
 @dataclass(frozen=True)
@@ -402,18 +417,14 @@ def _check(steps: Sequence[Measured], constants: Sequence[str], start: Predicts)
             raise OptionError(f"{title} was predicted, not measured; calibrate from a step of a real session")
 
 
-def _bands(observations: Sequence[Observation]) -> dict[str, tuple[float, float]]:
-    """Return multipliers that hold 80 % of measured over predicted, by kind; few of a kind are widened by what all kinds say."""
+def _left_out(observations: Sequence[Observation]) -> dict[str, list[float]]:
+    """Return, by kind, log measured over predicted of what the fit has not seen; a kind may have none that tells."""
     logs: dict[str, list[float]] = {}
     for o in observations:
-        logs.setdefault(o.kind, []).append(math.log(o.measured_s / o.after_s))
-    every = np.array([one for ones in logs.values() for one in ones])
-    bands = {"": (float(np.exp(np.quantile(every, 0.1))), float(np.exp(np.quantile(every, 0.9))))}
-    for kind, ones in logs.items():
-        spread = np.sqrt((np.sum((np.array(ones) - np.mean(ones)) ** 2) + 2 * np.var(every)) / (len(ones) + 1))
-        middle = float(np.mean(ones)) * len(ones) / (len(ones) + 1)
-        bands[kind] = math.exp(middle - 1.2816 * spread), math.exp(middle + 1.2816 * spread)
-    return bands
+        ones = logs.setdefault(o.kind, [])
+        if o.left_out_s is not None:
+            ones.append(math.log(o.measured_s / o.left_out_s))
+    return logs
 
 
 def _median_error(calls: Mapping[str, tuple[float, float, float]], which: int) -> float:

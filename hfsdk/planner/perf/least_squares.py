@@ -23,6 +23,21 @@ def jacobian(function: Callable[[Array], Array], theta: Array, h: float = 1e-3) 
     return np.stack(columns, axis=1) if columns else np.zeros((len(function(theta)), 0))
 
 
+def leverages(residuals: Callable[[Array], Array], theta: Array, weights: Array) -> Array:
+    """Return how much of each residual its own observation has taken away, from 0 to 1: the diagonal of the hat matrix.
+
+    A residual r of leverage h would be r / (1 - h) had its observation been left out (to first order; of least squares exactly:
+    Allen, 1974), and was decided by it alone where h is 1.
+    """
+    if not len(theta):
+        return np.zeros(len(weights))
+    size, slopes = np.abs(residuals(theta)), jacobian(residuals, theta)
+    robust = weights**2 * np.minimum(1.0, HUBER / np.maximum(size, 1e-12))
+    inverse = np.linalg.inv(slopes.T @ (robust[:, None] * slopes) + PRIOR * np.eye(len(theta)))
+    found: Array = robust * np.einsum("ik,kl,il->i", slopes, inverse, slopes)
+    return found.clip(0.0, 1.0)
+
+
 def solve(residuals: Callable[[Array], Array], theta: Array, weights: Array, rounds: int = 40) -> Array:
     """Minimise the robust, regularised sum of squares (``hfsdk.planner.perf.calibration``)."""
     if not len(theta):

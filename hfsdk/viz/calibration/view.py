@@ -5,7 +5,7 @@ Measured bars are solid, predicted ones hatched; beside them the error before an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from hfsdk.viz.frame import Picture, seconds_text
@@ -37,11 +37,13 @@ class ConstantView(TypedDict):
 
 
 class BandView(TypedDict):
-    """Of one kind of work the multipliers between which 80 % of measured over predicted lie."""
+    """Of one kind of work the multipliers between which four in five of measured over predicted lie."""
 
     kind: str
     low: float | None
     high: float | None
+    kept: str
+    """How many measurements that were left out in turn were within, e.g. ``"9 of 11"``; empty where that is not known."""
 
 
 class CalibrationView(TypedDict):
@@ -75,7 +77,10 @@ def calibration_view(data: Mapping[str, Any]) -> CalibrationView:
             {"name": c["name"], "before": finite(c["before"]), "after": finite(c["after"]), "determined": bool(c["determined"])}
             for c in data["constants"]
         ],
-        "bands": [{"kind": kind or "all kinds", "low": finite(low), "high": finite(high)} for kind, (low, high) in bands],
+        "bands": [
+            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high), "kept": _kept(data.get("kept", {}).get(kind))}
+            for kind, (low, high) in bands
+        ],
         "most_s": max([s for s in seconds if s is not None], default=0.0) or 1.0,
     }  # fmt: skip
 
@@ -101,6 +106,10 @@ class CalibrationPicture(Picture):
 def error_text(error: float | None) -> str:
     """Say a signed error: ``"+25 %"``."""
     return "–" if error is None else f"{'+' if error >= 0 else '−'}{abs(100 * error):.0f} %"
+
+
+def _kept(one: Sequence[int] | None) -> str:
+    return f"{one[0]} of {one[1]}" if one and one[1] else ""
 
 
 def _change(constant: Mapping[str, Any]) -> str:

@@ -86,9 +86,9 @@ function render({ model, el }) {
     );
     table(
       grid,
-      "80 % of measured over predicted",
-      ["kind", "from", "to"],
-      view.bands.map((b) => [b.kind, ...[b.low, b.high].map((x) => (isMissing(x) ? "–" : `× ${x.toFixed(2)}`))]),
+      "Four in five of measured over predicted",
+      ["kind", "from", "to", "left out in turn: within"],
+      view.bands.map((b) => [b.kind, ...[b.low, b.high].map((x) => (isMissing(x) ? "–" : `× ${x.toFixed(2)}`)), b.kept || "–"]),
     );
     if (others.length)
       H(
