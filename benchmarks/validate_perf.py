@@ -9,7 +9,8 @@ Targets, for configurations that no fit saw:
                                      25 % (resharding)
     presets alone                    median absolute error at most 20 % over every case, resharding included, and in no quantity a
                                      median error beyond 10 % to one side
-    bands                            of four in five, from the fitted side: 70 to 90 % of the predicted side within
+    bands                            of four in five on a further system, from the fitted side: at least 80 % of the predicted
+                                     side within, and 70 % of the cases of systems that are left out in turn
     order of plans                   Kendall's tau at least 0.8 where a workload was measured in three or more layouts
 
 Cases are those of ``published.py`` and of ``newer_published.py``. Split: a configuration (system, source, algorithm, sizes of
@@ -23,8 +24,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
@@ -34,6 +35,7 @@ from common import Report, parser, table
 from newer_published import newer_cases, newer_rows
 from published import Case, cases, rows
 
+from hfsdk.planner.perf.bands import grouped_band
 from hfsdk.planner.perf.perf_model import PerfModel
 
 FITTED = {
@@ -196,17 +198,61 @@ def plot(made: dict[str, PerfModel], path: str) -> None:
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
-def preset_bands() -> dict[str, tuple[float, float, float]]:
-    """Return, by quantity, between which factors of the preset's seconds four of five measured ones are, and the share within.
+BAND_OF = {
+    "generate": (("generation",), ("generation",)), "forward": (("forward",), ("forward", "train")),
+    "update": (("train",), ("train",)), "": (("reshard",), tuple(TARGETS)),
+}  # fmt: skip
+"""Kind of call -> the quantities that it is, and those that its band is made of: fewer than three systems timed forward passes,
+which are a third of training, and resharding."""
 
-    The factors are quantiles of the fitted side, the share is of the predicted side.
+
+@dataclass(frozen=True)
+class PresetBand:
+    """Between which factors of the preset's seconds four of five measured ones are, on a system that was not there."""
+
+    low: float
+    high: float
+    systems: int
+    """On whose fitted side it was made."""
+    held: int
+    """Cases of the predicted side within."""
+    num_rows: int
+    apart: tuple[int, int]
+    """Of all cases of each system in turn, those within the band of the others, and their number."""
+
+    @property
+    def share(self) -> float:
+        """Of the predicted side within."""
+        return self.held / self.num_rows
+
+
+def preset_bands() -> dict[str, PresetBand]:
+    """Return the bands of presets by kind of call, made of the fitted side and counted on the other one.
+
+    A system's cases are off alike, and a plan is for a system that is none of these: each counts the same, once a quantity.
     """
+    logs = [
+        (case, (case.quantity, case.group.split(",")[0]), float(np.log(case.measured / case.seconds(PerfModel()))))
+        for case in every() if case.quantity in TARGETS
+    ]  # fmt: skip
+
+    def band(quantities: Collection[str], counts: Callable[[Case, object], bool]) -> tuple[float, float, int]:
+        by_system: dict[Hashable, list[float]] = defaultdict(list)
+        for case, system, log in logs:
+            if case.quantity in quantities and counts(case, system):
+                by_system[system].append(log)
+        low, high = grouped_band(by_system) or (-np.inf, np.inf)
+        return low, high, len(by_system)
+
     found = {}
-    for quantity in (*TARGETS, "step"):
-        ratios = {side: [c.measured / c.seconds(PerfModel()) for c in every() if c.quantity == quantity and c.test is side]
-                  for side in (False, True)}  # fmt: skip
-        low, high = np.quantile(ratios[False], (0.1, 0.9))
-        found[quantity] = float(low), float(high), float(np.mean([low <= one <= high for one in ratios[True]]))
+    for kind, (quantities, made_of) in BAND_OF.items():
+        low, high, systems = band(made_of, lambda case, _: not case.test)
+        held = [low <= log <= high for case, _, log in logs if case.test and case.quantity in quantities]
+        apart = []
+        for left_out in sorted({system for case, system, _ in logs if case.quantity in quantities}):
+            least, most, _ = band(made_of, lambda _, system, without=left_out: system != without)
+            apart += [least <= log <= most for _, system, log in logs if system == left_out]
+        found[kind] = PresetBand(float(np.exp(low)), float(np.exp(high)), systems, sum(held), len(held), (sum(apart), len(apart)))
     return found
 
 
@@ -250,11 +296,14 @@ def main(arguments: argparse.Namespace) -> int:
         report.add(f"presets, {quantity}: median error", float(np.median(np.abs(one))))
         report.add(f"presets, {quantity}: bias, the median with its sign", abs(float(np.median(one))), at_most=0.10)
     bands = preset_bands()
-    print("\nmeasured / predicted by presets, four of five\n\n" + table(
-        ("quantity", "from", "to", "of the predicted side within"),
-        [(name, f"{low:.2f}", f"{high:.2f}", f"{share:.0%}") for name, (low, high, share) in bands.items()]))  # fmt: skip
-    for quantity in ("train", "forward", "generation"):
-        report.add(f"presets, {quantity}: share within the band of four in five", bands[quantity][2], at_least=0.7, at_most=0.9)
+    print("\nmeasured / predicted by presets, four of five on a further system\n\n" + table(
+        ("kind of call", "systems", "from", "to", "of the predicted side within", "of systems left out in turn within"),
+        [(name or "others", str(b.systems), f"{b.low:.2f}", f"{b.high:.2f}", f"{b.held} of {b.num_rows} ({b.share:.0%})",
+          f"{b.apart[0]} of {b.apart[1]} ({b.apart[0] / b.apart[1]:.0%})") for name, b in bands.items()]))  # fmt: skip
+    for kind, one in bands.items():
+        what = f"presets, {kind or 'others'}"
+        report.add(f"{what}: share of the predicted side within the band of four in five", one.share, at_least=0.8)
+        report.add(f"{what}: the same of systems left out in turn", one.apart[0] / one.apart[1], at_least=0.7 if kind else None)
     taus = orders(made)
     lines = [(workload, str(count), f"{tau:.2f}") for workload, (count, tau) in taus.items()]
     print("\norder of plans\n\n" + table(("workload", "layouts", "Kendall's tau"), lines))

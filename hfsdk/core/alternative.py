@@ -32,6 +32,8 @@ class PlannedCall:
     after: tuple[int, ...] = ()
     """The calls whose columns or weights it reads."""
     num_rows: int = 0
+    mini_batches: int = 0
+    """Of an update, its optimizer steps in one epoch."""
 
     @property
     def name(self) -> str:
@@ -96,6 +98,7 @@ class Alternative:
     placement: Placement
     layouts: Mapping[str, Layouts]
     seconds: float
+    """Of a step; where responses vary in length, of the run's first one."""
     band: tuple[float, float]
     """Seconds, low and high: the model's stated relative error of every kind of call, all of them off the same way."""
     calls: Mapping[str, float]
@@ -112,7 +115,15 @@ class Alternative:
     memory: tuple[PlannedMemory, ...] = ()
     """Of a runner-up, what every device holds, as in :attr:`Plan.memory`."""
     too_close: bool = False
-    """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ."""
+    """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ, or within what
+    the lengths of one step make of it."""
+    steps_s: tuple[float, ...] = ()
+    """Where responses vary in length, the seconds of the run's first steps; plans are compared by their mean."""
+
+    @property
+    def mean_s(self) -> float:
+        """Seconds by which plans are compared: of a step, in the mean over the lengths of several."""
+        return sum(self.steps_s) / len(self.steps_s) if self.steps_s else self.seconds
 
     def __repr__(self) -> str:
         return f"Alternative({line_of(self)})" if self.why else f"Alternative({self.title}: {seconds_text(self.seconds)})"
@@ -151,7 +162,8 @@ class Rejected:
 def alternative_view(one: Alternative) -> dict[str, Any]:
     """Return a plan as plain data."""
     return {
-        "title": one.title, "preset": one.preset, "seconds": one.seconds, "band": list(one.band), "why": one.why,
+        "title": one.title, "preset": one.preset, "seconds": one.seconds, "mean_s": one.mean_s, "band": list(one.band),
+        "why": one.why,
         "too_close": one.too_close, "peak_bytes": one.peak_bytes, "calls": dict(one.calls),
         "facts": {role: dict(numbers) for role, numbers in one.facts.items()},
         "layouts": {role: {use: str(layout) for use, layout in by_use.items()} for role, by_use in one.layouts.items()},

@@ -186,6 +186,8 @@ class Plan:
     """Role -> what it was planned as; ``session.place`` refuses a plan for roles that are declared otherwise since."""
     notices: tuple[str, ...] = ()
     """What has to change for this plan, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
+    band_words: str = ""
+    """What :attr:`band` is of, and how often it held timings that it was not made of."""
     search: Searched
     """How many placements and layouts were looked at, and how long that took."""
     again: Again | None = field(default=None, repr=False, compare=False)
@@ -211,7 +213,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of one step."""
+        """Predicted seconds of one step; where responses vary in length, of the run's first one."""
         return self.best.seconds
 
     @property
@@ -279,10 +281,14 @@ class Plan:
         lines += [f"-  {r.preset}: {r.title}: {r.why}" for r in self.rejected]
         if "sensitivity" in self.__dict__:
             lines += ["", *map(str, self.sensitivity)]
-        return "\n".join([*lines, "", self.search.family])
+        return "\n".join([*lines, "", *([self.band_words] if self.band_words else []), self.search.family])
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row for the plan and each runner-up: placement, seconds, low_s, high_s, cost, peak_bytes, why, each call."""
+        """Return one row for the plan and each runner-up.
+
+        Returns:
+            placement, seconds, ``mean_s`` (by which they are ranked), low_s, high_s, cost, peak_bytes, why, each call.
+        """
         import pandas as pd
 
         rows = []
@@ -290,9 +296,10 @@ class Plan:
             layouts = {f"{role} {use}": str(x) for role, by_use in one.layouts.items() for use, x in by_use.items()}
             price = self.cluster.price_per_device_hour * self.cluster.num_devices / 3600
             rows.append({
-                "rank": rank, "placement": one.title, "preset": one.preset, "seconds": one.seconds, "low_s": one.band[0],
-                "high_s": one.band[1], "cost": one.seconds * price, "peak_bytes": one.peak_bytes, "too_close": one.too_close,
-                "why": one.why, **layouts, **{f"{name}_s": seconds for name, seconds in one.calls.items()},
+                "rank": rank, "placement": one.title, "preset": one.preset, "seconds": one.seconds, "mean_s": one.mean_s,
+                "low_s": one.band[0], "high_s": one.band[1], "cost": one.seconds * price, "peak_bytes": one.peak_bytes,
+                "too_close": one.too_close, "why": one.why, **layouts,
+                **{f"{name}_s": seconds for name, seconds in one.calls.items()},
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 
@@ -310,7 +317,7 @@ class Plan:
             "runners_up": [alternative_view(a) for a in self.runners_up],
             "rejected": [{**asdict(r), "why": r.why} for r in self.rejected],
             "sensitivity": [{**asdict(t), "text": str(t)} for t in self.__dict__.get("sensitivity", ())],
-            "search": asdict(self.search), "notices": list(self.notices),
+            "search": asdict(self.search), "notices": list(self.notices), "band_words": self.band_words,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -322,6 +329,8 @@ class Plan:
             where = f" within {pool.within}" if pool.within else ""
             mine = [name for name, home in self.placement.roles.items() if home == pool.name]
             lines.append(f"  {pool.name}, {counted(pool.size, 'device')}{where}: " + "; ".join(map(self._role, mine)))
+        if steps := self.best.steps_s:
+            lines.append(f"  {seconds_text(self.best.mean_s)} in the mean of {len(steps)} steps, whose responses differ in length")
         if self.num_idle:
             lines.append(f"  {counted(self.num_idle, 'device')} idle")
         if self.cost_per_step:

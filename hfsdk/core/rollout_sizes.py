@@ -13,10 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hfsdk.core.cluster import DeviceSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.spec import DTYPE_BYTES, ModelSpec
+from hfsdk.core.table import Array
 
 MAX_SHARE = 0.92
 """The largest share of a GPU's memory that a rollout is planned for, and that vLLM is told it may use: vLLM's own default."""
@@ -99,6 +102,11 @@ class CacheUnits:
     def held_by(self, cache: int, beside: int = 0) -> int:
         """Return how many longest sequences a cache of so many bytes holds, where each takes others ``beside``."""
         return max(0, (cache - 2 * self.block) // (self.sequence + beside))
+
+    def held_each(self, cache: int, tokens: Array) -> Array:
+        """Return how many sequences of these lengths a cache of so many bytes holds, of each length by itself."""
+        found: Array = np.maximum(0, (cache - 2 * self.block) // (-(-tokens // BLOCK_TOKENS) * self.block).clip(1))
+        return found
 
     def holding(self, sequences: int) -> int:
         """Return the bytes that hold so many longest sequences: vLLM keeps one block for itself, and one is to spare."""

@@ -29,7 +29,7 @@ from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.items import Item, Job
 from hfsdk.planner.search.pools import Kind, kinds_of
 from hfsdk.planner.search.recorded import Recorded
-from hfsdk.planner.search.search import FAMILY, FROM_MEMORY, SHARING_CORES, Search
+from hfsdk.planner.search.search import FAMILY, FROM_MEMORY, OVER_STEPS, SHARING_CORES, Search
 from hfsdk.planner.search.solution import Solution
 
 MOST_NODES = 1024
@@ -106,7 +106,7 @@ def plan_step(
     bands = Bands(error)
     best, first = solutions[0], alternative(solutions[0], bands)
     searched = Searched(
-        family=FAMILY + SHARING_CORES * cluster.shares_cores + FROM_MEMORY * search.sizes_are_open + search.shortened,
+        family=_family(search, cluster, len(first.steps_s)),
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
         num_layouts=sum(one.spaces[0].tables.num_predicted for one in searches), seconds=time.perf_counter() - began,
         tables_s=sum(one.tables_s for one in searches),
@@ -116,8 +116,14 @@ def plan_step(
         memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, recorded, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
-        again=again, find_hinges=partial(hinges, best, solutions[1:]),
+        band_words=bands.words(best.methods), again=again, find_hinges=partial(hinges, best, solutions[1:]),
     )  # fmt: skip
+
+
+def _family(search: Search, cluster: ClusterSpec, steps: int) -> str:
+    """Say what was searched: among which plans, and how they were compared."""
+    words = FAMILY + SHARING_CORES * cluster.shares_cores + (OVER_STEPS.format(steps) if steps else "")
+    return words + FROM_MEMORY * search.sizes_are_open + search.shortened
 
 
 def _nothing_fits(
@@ -166,6 +172,7 @@ def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:
             devices=pool.devices if pool else (), start_s=float(ends[number] - seconds[number]),
             parts=tuple(p for p in parts if p[2] and pool), seconds=float(seconds[number]),
             after=tuple(source + 1 for source in job.after), num_rows=job.call.num_rows if job.call else 0,
+            mini_batches=round(job.call.num_rows / len(job.call.mini_batches[0])) if job.call and job.call.mini_batches else 0,
         ))  # fmt: skip
     return tuple(calls)
 

@@ -44,6 +44,7 @@ class Plans:
         The algorithm's ``step`` is run once without values, to see its calls; then the optimum is searched over set partitions of
         the roles, pool sizes, layouts and strategies (interleaving, separation), under memory: exact within that family
         (``plan.search.family``) and the performance model. Layouts that were declared are kept; those left ``"auto"`` are searched.
+        Where responses vary in length, plans are compared in the mean over the lengths of several steps (``plan.best.steps_s``).
 
         Args:
             algorithm: e.g. ``hf.PPO()``.

@@ -35,7 +35,7 @@ from hfsdk.engine.simulation.simulated_values import SimulatedValue
 from hfsdk.models import ModelHandle, RewardModel
 from hfsdk.models.counters import Counters
 from hfsdk.models.reward import RewardSum
-from hfsdk.planner.search.recorded import Recorded, RecordedCall
+from hfsdk.planner.search.recorded import MOST_DRAWN, MOST_STEPS, Recorded, RecordedCall
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import no_snapshots
 from hfsdk.session.role_book import Models, RoleBook
@@ -229,8 +229,9 @@ class CallRecorder:
         ragged = {name: lengths for name, lengths in found.items() if lengths is not None}
         nothing = np.zeros(request.num_rows, dtype=np.int64)
         prompts = ragged.get("prompt", nothing)
+        drawn: list[Array] = []
         if request.kind.generates:
-            responses = self._generated(request)
+            responses, *drawn = self._generated(request)
         else:
             per_token = (lengths for name, lengths in ragged.items() if is_per_token(name))
             responses = ragged.get("response", next(per_token, nothing))
@@ -244,11 +245,12 @@ class CallRecorder:
             inputs=tuple(number for number in sources if number not in self._tables), num_rows=request.num_rows,
             protocol=request.protocol.name if request.protocol else "", prompts=prompts, responses=responses,
             num_read_tokens=int(sum(lengths.sum() for lengths in ragged.values())),
-            mini_batches=_mini_batches(request, prompts, responses), on_host=request.protocol is None,
+            drawn=tuple(drawn), mini_batches=_mini_batches(request, prompts, responses), on_host=request.protocol is None,
         ))  # fmt: skip
         return self._next_id
 
-    def _generated(self, request: m.Submit) -> Array:
+    def _generated(self, request: m.Submit) -> list[Array]:
+        """Return the response lengths of this step and, where they vary, of the next ones: their prompts follow in the stream."""
         asked = request.arguments
         assert isinstance(asked, Generation)
         copies = asked.copies
@@ -260,7 +262,12 @@ class CallRecorder:
             positions = given if ref.rows is None else given[ref.rows]
         most = self._workload.response_tokens
         sampling = replace(asked.sampling, max_new_tokens=most, min_new_tokens=min(most, asked.sampling.min_new_tokens))
-        return draw_lengths(self._draw, sampling, asked.seed, positions, rows % copies)
+        steps = max(1, min(MOST_STEPS, MOST_DRAWN // max(1, len(rows))))
+        found = [draw_lengths(self._draw, sampling, asked.seed, positions, rows % copies)]
+        if len(rows) and (found[0] != found[0][0]).any():
+            ahead = (positions + step * self._workload.prompts for step in range(1, steps))
+            found += [draw_lengths(self._draw, sampling, asked.seed, later, rows % copies) for later in ahead]
+        return found
 
 
 def _mini_batches(request: m.Submit, prompts: Array, responses: Array) -> tuple[Array, ...]:

@@ -301,9 +301,10 @@ class BruteForce:
             return seconds
         if call.method == "generate":
             shards = balanced_split(call.prompts, len(devices) // role.rollout.tp)
-        else:
-            shards = balanced_split(total, role.train.dp)
-        pairs = [(call.prompts[s], call.responses[s]) for s in shards]
+            steps = [[(call.prompts[s], lengths[s]) for s in shards] for lengths in (call.responses, *call.drawn)]
+            slowest = [max(self.priced(call.method, role, devices, [p], stale) for p in pairs) for pairs in steps]
+            return sum(slowest) / len(slowest)
+        pairs = [(call.prompts[s], call.responses[s]) for s in balanced_split(total, role.train.dp)]
         return max(self.priced(call.method, role, devices, [p], stale) for p in pairs)
 
     def priced(self, method, role, devices, rows, stale=False):

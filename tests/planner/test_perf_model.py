@@ -13,7 +13,7 @@ from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.rollout_sizes import CacheUnits
 from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.collectives import AllToAllLinks, all_reduce, all_to_all, ring_pass
-from hfsdk.planner.perf.decoding import slots
+from hfsdk.planner.perf.decoding import ReplicaRows, slots, slots_each
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
 from hfsdk.planner.perf.traits import EngineTraits
 from hfsdk.resharding.reshard_plan import ReshardPlan
@@ -599,3 +599,25 @@ def test_what_crosses_between_the_processors_of_a_node_shares_their_bridge():
             assert link.bandwidth == pytest.approx(expected / (8 if part is None else 1)), (cluster, layout)
         within = slot.bridge if slot.bridge and spec.num_devices >= 8 else slot.bandwidth
         assert links.within.bandwidth == within, (cluster, layout)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_replicas_together_take_what_each_takes_alone(number):
+    """Sorted once for all setups, with and without rows that wait: slots, prefill and decode are those of one replica."""
+    rng = np.random.default_rng([11, number])
+    stages = int(rng.choice([1, 1, 2]))
+    layout = Layout(tp=2, pp=stages, dp=1)
+    where = Setup(
+        spec=ModelSpec.preset("llama3-1b"), layout=layout, device=A100, links=Links.of(CLUSTER, range(layout.size), layout),
+        rollout=layout, max_num_seqs=int(rng.integers(1, 40)), kv_cache_bytes=int(rng.choice([0, 2e8, 2e9])),
+    )  # fmt: skip
+    each = []
+    for _ in range(7):
+        count = int(rng.integers(1, 60))
+        each.append((rng.integers(1, 300, count), rng.integers(1, 900, count)))
+    rows = ReplicaRows(each)
+    assert slots_each(where, rows).tolist() == [slots(where, *one) for one in each]
+    found = MODEL.generate_each(where, rows)
+    for name in ("prefill", "decode"):
+        expected = [MODEL.costs("generate", where, *one)[name] for one in each]
+        assert found[name] == pytest.approx(expected, rel=1e-9), name

@@ -13,12 +13,15 @@ holds, in whole blocks (:mod:`hfsdk.core.rollout_sizes`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from hfsdk.core.rollout_sizes import CacheUnits
-from hfsdk.core.table import Array
+from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import slot_numbers
 from hfsdk.planner.perf.collectives import all_reduce, all_to_all
 from hfsdk.planner.perf.expert_sizes import more_read
@@ -98,7 +101,7 @@ def decode_s(perf: Rates, setup: Setup, prompts: Array, responses: Array) -> flo
     """
     if not responses.any():
         return 0.0
-    wide, spec = slots(setup, prompts, responses), setup.spec
+    wide = slots(setup, prompts, responses)
     ends = np.sort(responses)
     if len(ends) > wide:  # ascending, so that the shortest rows stand in the first, incomplete round
         ends = np.concatenate([np.zeros(-len(ends) % wide, ends.dtype), ends]).reshape(-1, wide).sum(0)
@@ -109,14 +112,98 @@ def decode_s(perf: Rates, setup: Setup, prompts: Array, responses: Array) -> flo
         steps[1:] -= ends[:-1]
         active = np.arange(wide, 0.0, -1.0)
     per_step = _step_s(perf, setup, active)
-    read = float(responses @ (prompts + responses / 2)) * spec.kv_bytes_per_token(setup.dtype)
+    return float(steps @ per_step) + _read_tokens(prompts, responses) * _read_s(perf, setup, wide)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaRows:
+    """Rows of several replicas, sorted once for all setups that decode them."""
+
+    each: Sequence[RowLengths]
+    """Of every replica its prompts and responses."""
+
+    @cached_property
+    def counts(self) -> Array:
+        """Rows, [replica]."""
+        return np.array([len(responses) for _, responses in self.each])
+
+    @cached_property
+    def most(self) -> tuple[int, int]:
+        """Most rows of any replica, and tokens of the longest of all rows."""
+        return int(self.counts.max(initial=0)), int(self.longest.max(initial=0))
+
+    @cached_property
+    def longest(self) -> Array:
+        """Tokens of the longest row, [replica]."""
+        return np.array([(prompts + responses).max(initial=0) for prompts, responses in self.each])
+
+    @cached_property
+    def read(self) -> Array:
+        """Keys and values that are read, counted in tokens, [replica]."""
+        return np.array([_read_tokens(prompts, responses) for prompts, responses in self.each])
+
+    @cached_property
+    def prompts(self) -> tuple[Sequence[Array], Array]:
+        """Prompt lengths that differ as a whole, and which of these each replica has, [replica]."""
+        found: dict[bytes, int] = {}
+        which = np.array([found.setdefault(prompts.tobytes(), len(found)) for prompts, _ in self.each])
+        return [self.each[int(np.argmax(which == number))][0] for number in range(len(found))], which
+
+    @cached_property
+    def _ends(self) -> Array:
+        """Responses from short to long, behind zeros where a replica has fewer than others, [replica, row]."""
+        most = int(self.counts.max(initial=1))
+        return np.sort([np.pad(responses, (most - len(responses), 0)) for _, responses in self.each], axis=1)
+
+    @cached_property
+    def _steps(self) -> dict[int, Array]:
+        return {}
+
+    def steps(self, wide: int) -> Array:
+        """Return how many steps have so many slots active, one less, ..., one, as :func:`decode_s` has it, [replica, wide]."""
+        if wide not in self._steps:
+            ends = self._ends
+            ends = np.pad(ends, ((0, 0), (-ends.shape[1] % wide, 0))).reshape(len(ends), -1, wide).sum(1)
+            self._steps[wide] = np.diff(ends, axis=1, prepend=0).astype(np.float64)
+        return self._steps[wide]
+
+
+def slots_each(setup: Setup, rows: ReplicaRows) -> Array:
+    """Return how many rows each replica decodes at once, as :func:`slots`, [replica]."""
+    found: Array = np.minimum(rows.counts, setup.max_num_seqs)
+    if setup.kv_cache_bytes:
+        units = CacheUnits.of_tokens(setup.spec, rows.most[1], setup.rollout_tp, setup.dtype, setup.rollout_pp)
+        if units.held_by(setup.kv_cache_bytes) >= rows.most[0]:
+            return found
+        found = np.minimum(found, np.maximum(1, units.held_each(setup.kv_cache_bytes, rows.longest)))
+    return found
+
+
+def decode_each_s(perf: Rates, setup: Setup, rows: ReplicaRows) -> Array:
+    """Return the seconds in which each of several replicas decodes its rows, as :func:`decode_s`, [replica]."""
+    wides, seconds = slots_each(setup, rows), np.zeros(len(rows.each))
+    for wide in np.unique(wides[wides > 0]).tolist():
+        mine = wides == wide
+        per_step = _step_s(perf, setup, np.arange(wide, 0.0, -1.0))
+        seconds[mine] = rows.steps(wide)[mine] @ per_step + rows.read[mine] * _read_s(perf, setup, wide)
+    return seconds
+
+
+def _read_tokens(prompts: Array, responses: Array) -> float:
+    """Keys and values that are read for all tokens of some rows: a token reads all before it."""
+    return float(responses @ (prompts + responses / 2))
+
+
+def _read_s(perf: Rates, setup: Setup, wide: int) -> float:
+    """Seconds of reading one key and value of all layers, where so many rows are decoded at once."""
+    spec = setup.spec
     shards = min(setup.rollout_tp, spec.num_kv_heads)
+    each = spec.kv_bytes_per_token(setup.dtype) / shards
     stages, rows = setup.rollout_pp, setup.traits.generation_rows
     if stages > 1:
         # a stage reads its layers' part for the rows it has; rounds are as many stage times as _step_s counts
-        read *= float(_rounds(setup, float(wide))) * min(1.0, (rows or wide) / wide) / stages
-    cache = read / (shards * setup.device.memory_bandwidth * perf.kv_efficiency)
-    return float(steps @ per_step) + cache
+        each *= float(_rounds(setup, float(wide))) * min(1.0, (rows or wide) / wide) / stages
+    return each / (setup.device.memory_bandwidth * perf.kv_efficiency)
 
 
 def _rounds(setup: Setup, active: float | Array) -> float | Array:

@@ -36,7 +36,7 @@ from hfsdk.core.table import Array, RowLengths
 from hfsdk.planner.perf.adapter_sizes import Sums, received_numbers, slot_numbers
 from hfsdk.planner.perf.calibration import FITTED, Calibration, Measurable, Measured, fit
 from hfsdk.planner.perf.collectives import all_reduce, all_to_all, ring_pass
-from hfsdk.planner.perf.decoding import decode_s
+from hfsdk.planner.perf.decoding import ReplicaRows, decode_each_s, decode_s
 from hfsdk.planner.perf.expert_sizes import more_read, moved_rows
 from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.planner.perf.setup import Links, Setup, reshard_bytes
@@ -264,6 +264,12 @@ class PerfModel:
     def decode(self, setup: Setup, prompts: Array, responses: Array) -> float:
         """Return the seconds one rollout replica takes to produce responses of these lengths (see ``planner.perf.decoding``)."""
         return decode_s(self, setup, prompts, responses)
+
+    def generate_each(self, setup: Setup, rows: ReplicaRows) -> dict[str, Array]:
+        """Return the seconds of prefill and of decoding of several replicas by the names of their spans, [replica]."""
+        prompts, which = rows.prompts
+        prefill = np.array([self.prefill(setup, one) for one in prompts])[which]
+        return {"prefill": prefill, "decode": decode_each_s(self, setup, rows)}
 
     # -- weights on the move
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import count
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from hfsdk.core.rollout_sizes import LEAST_SEQS, cache_bytes
 from hfsdk.core.spec import DTYPE_BYTES
 from hfsdk.core.table import Array
 from hfsdk.planner.perf.adapter_sizes import rollout_numbers
-from hfsdk.planner.perf.decoding import slots
+from hfsdk.planner.perf.decoding import ReplicaRows, slots_each
 from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, MemoryEstimate, role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.perf.row_lengths import LengthSums
@@ -40,8 +39,9 @@ from hfsdk.planner.perf.setup import parameters
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 from hfsdk.planner.search.fitting import LayoutsOf, layer_bytes, rollouts_of, trains_of
 from hfsdk.planner.search.items import Item, Job
-from hfsdk.planner.search.pools import Kind, crossings, kinds_of, pack
-from hfsdk.planner.search.recorded import UNSPLIT, RecordedCall
+from hfsdk.planner.search.known import Fitting, Known, known_of
+from hfsdk.planner.search.pools import Kind, crossings, pack
+from hfsdk.planner.search.recorded import REPLICAS_A_STEP, UNSPLIT, RecordedCall
 
 EMPTY = np.zeros(0, dtype=np.int64)
 RankRows = tuple[Array, Array, LengthSums]
@@ -49,12 +49,8 @@ RankRows = tuple[Array, Array, LengthSums]
 NOTHING: list[RankRows] = [(EMPTY, EMPTY, LengthSums.of(EMPTY))]
 AXES = 50_000 ** np.arange(3, -1, -1)
 """Four sizes below that (of axes, dp aside) are one number of 64 bits."""
-MOST_SETUPS = 50_000
-"""Setups that are remembered; a search over 4,096 devices makes about 10,000."""
 NamedSeconds = list[tuple[str, float]]
 """(span name, seconds), in order."""
-Fitting = tuple[tuple[LayoutsOf, ...], Array, Array, Array]
-"""Layouts, and bytes resident, of a frozen base, and working of each."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,39 +124,6 @@ def room(kind: Kind) -> int:
     return kind.device.memory_bytes - process_bytes(kind)
 
 
-@dataclass(eq=False, kw_only=True)
-class Known:
-    """What a cluster's layouts are whatever a step does: setups, links, bytes. Searches share it, and find the same without it."""
-
-    kinds: tuple[Kind, ...]
-    bridged: frozenset[Kind]
-    """Kinds whose nodes have a bridge between two halves, which each layout crosses in its own way."""
-    numbers: Iterator[int] = field(default_factory=count)
-    likes: dict[tuple[RoleSpec, int], int] = field(default_factory=dict)
-    """Each role, with its long row, has a number of its own, also where a what-if's thread and a cell search at the same time."""
-    setups: dict[Any, Setup] = field(default_factory=dict)
-    roles: dict[Any, RoleSpec] = field(default_factory=dict)
-    links: dict[Any, Links] = field(default_factory=dict)
-    bytes: dict[Any, MemoryEstimate] = field(default_factory=dict)
-    fitting: dict[Any, Fitting] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=4)
-def _known(cluster: ClusterSpec) -> Known:
-    kinds = kinds_of(cluster)
-    near = {kind: cluster.links_of([cluster.node_of(node[0]) for node in kind.nodes])[0] for kind in kinds}
-    return Known(kinds=kinds, bridged=frozenset(kind for kind in kinds if near[kind].bridge))
-
-
-def known_of(cluster: ClusterSpec) -> Known:
-    """Return what was found of a cluster's layouts so far; anew where it has become much."""
-    found = _known(cluster)
-    if len(found.setups) > MOST_SETUPS:
-        _known.cache_clear()
-        found = _known(cluster)
-    return found
-
-
 @dataclass(eq=False)
 class Tables:
     """Predicts seconds and bytes of items and remembers them; see the module's text."""
@@ -171,6 +134,8 @@ class Tables:
     """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
     alone: bool = True
     """Whether they are timed with the cache that they have beside their own role alone, and not with what they should have."""
+    step: int = -1
+    """Number of the step of the run whose response lengths are generated; -1: seconds are the mean over all that are known."""
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
     known: Known = field(init=False)
@@ -178,6 +143,7 @@ class Tables:
     _items: dict[Item, int] = field(default_factory=dict)
     _candidates_of: dict[Any, Candidates] = field(default_factory=dict)
     _rows: dict[Any, list[RankRows]] = field(default_factory=dict)
+    _replica_rows: dict[tuple[int, int], ReplicaRows] = field(default_factory=dict)
     _costs: dict[Any, NamedSeconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -186,6 +152,10 @@ class Tables:
     def but(self, *, least: bool = False, alone: bool = True) -> Tables:
         """Return tables with other sizes for rollouts; what does not depend on those is shared."""
         return replace(self, least=least, alone=alone, num_predicted=0)
+
+    def of_step(self, step: int) -> Tables:
+        """Return tables of the response lengths of one step of the run."""
+        return replace(self, step=step, num_predicted=0)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -333,10 +303,10 @@ class Tables:
         assert job.call is not None
         cut = Cut.of(layouts["rollout"])
         where, parts = self._where(item, layouts, kind, size, rollout=True), size // cut.tp
-        rows = self._slowest(job.call, parts)
-        key = self._like(item), kind, size, cut, job.call.id, tuple(slots(where.setup, p, r) for p, r, _ in rows)
+        rows = self._replicas(job.call, parts)
+        key = self._like(item), kind, size, cut, job.call.id, slots_each(where.setup, rows).tobytes(), self.step
         if key not in self._costs:
-            self._costs[key] = self._priced(job.method, where, rows, (job.call.id, parts))
+            self._costs[key] = self._generated(where.setup, rows)
         moved: NamedSeconds = []
         if job.stale or (job.away and kind.on_cpu):
             before = dict(self._priced(GENERATE.name, where, NOTHING, "fresh"))
@@ -352,6 +322,20 @@ class Tables:
             for name, seconds in self._priced(FORWARD_BACKWARD.name, where, self._slowest(call, dp, rows, mark), mark) + steps:
                 total[name] = total.get(name, 0.0) + seconds
         return list(total.items())
+
+    def _generated(self, setup: Setup, rows: ReplicaRows) -> NamedSeconds:
+        """Return what the slowest replica takes, in the mean over the steps whose lengths are known or of one of them."""
+        named = self.perf.generate_each(setup, rows)
+        by_step = sum(named.values(), np.zeros(len(rows.each))).reshape(-1, REPLICAS_A_STEP)
+        slowest = by_step.argmax(1) + np.arange(0, by_step.size, REPLICAS_A_STEP)
+        chosen = slowest if self.step < 0 else slowest[min(self.step, len(slowest) - 1)]
+        return [(name, float(seconds[chosen].mean())) for name, seconds in named.items()]
+
+    def _replicas(self, call: RecordedCall, parts: int) -> ReplicaRows:
+        key = call.id, parts
+        if key not in self._replica_rows:
+            self._replica_rows[key] = call.slowest_replicas(parts)
+        return self._replica_rows[key]
 
     def _slowest(self, call: RecordedCall, parts: int, rows: Array | None = None, mark: Any = None) -> list[RankRows]:
         key = mark or (call.id, parts)

@@ -19,6 +19,15 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.protocol import balanced_split
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array, RowLengths
+from hfsdk.planner.perf.decoding import ReplicaRows
+
+MOST_STEPS = 8
+"""Steps of the run by whose response lengths plans are judged, where these vary."""
+MOST_DRAWN = 2**18
+"""Lengths that are drawn for them in all; of so many rows one step says enough."""
+
+REPLICAS_A_STEP = 3
+"""Replicas of a step of which one is the slowest."""
 
 UNSPLIT = ("ONE_TO_ALL", "PP_ONLY", "ALL_TO_ALL")
 """Transfer protocols by which every rank gets all rows."""
@@ -43,6 +52,8 @@ class RecordedCall:
     """Response length of every row; of a generation those it writes."""
     num_read_tokens: int = 0
     """Entries of all variable-length columns that it reads."""
+    drawn: tuple[Array, ...] = ()
+    """Of a generation, the response lengths of further steps of the run; empty where all are as long."""
     mini_batches: tuple[Array, ...] = ()
     """Of an update, the row numbers of every optimizer step in order."""
     on_host: bool = False
@@ -78,6 +89,28 @@ class RecordedCall:
             measures = (total.sum, lambda s: total[s].sum(), lambda s: (total[s] ** 2).sum(), lambda s: self.responses[s].max())
             picks = list({id(best): best for best in (max(shards, key=m) for m in measures[1:])}.values())
         return [(self.prompts[pick], self.responses[pick]) for pick in picks]
+
+    def slowest_replicas(self, parts: int) -> ReplicaRows:
+        """Return the rows of those of ``parts`` replicas of which one is the slowest, for every step whose lengths are known.
+
+        Which rows come together on a replica is chance: one step alone favours the sizes of pools that it happens to suit.
+
+        Returns:
+            Three replicas a step, one step after the other: of most tokens, most squares of lengths, and the longest response.
+        """
+        shards = [shard for shard in balanced_split(self.prompts, parts) if len(shard)] or [np.zeros(0, dtype=np.int64)]
+        most = max(map(len, shards))
+        places = np.full((len(shards), most), len(self.prompts))  # behind the last row stands one without tokens
+        for number, shard in enumerate(shards):
+            places[number, : len(shard)] = shard
+        prompts = np.append(self.prompts, 0)[places]
+        found = []
+        for responses in (self.responses, *self.drawn):
+            alone = np.append(responses, 0)[places]
+            both = (prompts + alone).astype(np.float64)
+            measured = both.sum(1), (both**2).sum(1), alone.max(1, initial=0)
+            found += [(self.prompts[shard], responses[shard]) for shard in (shards[int(one.argmax())] for one in measured)]
+        return ReplicaRows(found)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

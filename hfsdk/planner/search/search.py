@@ -49,6 +49,9 @@ SHARING_CORES = " Workers here share cores: with n at work on C cores each runs 
 """What is said of a cluster with fewer cores than workers."""
 
 
+OVER_STEPS = " Where responses vary in length, plans are compared by their calls' seconds in the mean over {} steps' lengths."
+"""What is said where one step's lengths would decide by chance."""
+
 FROM_MEMORY = (
     " Where a rollout's cache comes from the memory of GPUs the search is not exact: plans are compared with the cache that it has "
     "beside its own role alone. If those found leave it less, and are slower for it, the search is made again, with up to 8 GB. "

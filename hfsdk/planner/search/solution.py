@@ -29,7 +29,7 @@ class Solution:
     """A plan: a placement, and the best layouts in it."""
 
     seconds: float
-    """As they were compared: every rollout on GPUs with the cache that it has alone."""
+    """As they were compared: every rollout on GPUs with the cache that it has alone, and response lengths of several steps."""
     leaf: Leaf
     layouts: tuple[LayoutsOf, ...]
     """Of every item of the leaf's mode."""
@@ -69,19 +69,41 @@ class Solution:
 
     @cached_property
     def step_seconds(self) -> float:
-        """Seconds of the step with those sizes."""
+        """Seconds of the step with those sizes, in the mean over the response lengths of several steps."""
+        return self.makespan(self.mean_job_seconds) if self.leaf.space.sizes_are_open else self.seconds
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods of the calls on devices, in order."""
+        return [job.method for job in self.leaf.space.mode.jobs if job.item]
+
+    @property
+    def varies(self) -> bool:
+        """Whether some responses are longer than others."""
+        return any(job.call is not None and job.call.drawn for job in self.leaf.space.mode.jobs)
+
+    @cached_property
+    def steps_s(self) -> tuple[float, ...]:
+        """Seconds of the run's first steps with those sizes; empty where all responses are as long."""
+        calls = [job.call for job in self.leaf.space.mode.jobs if job.call is not None]
+        count = 1 + max(len(call.drawn) for call in calls) if self.varies else 0
+        return tuple(self.makespan(_seconds(self._phases_of(step))) for step in range(count))
+
+    def makespan(self, job_seconds: Array) -> float:
+        """Return the seconds of a step whose jobs take so long."""
         space = self.leaf.space
-        if not space.sizes_are_open:
-            return self.seconds
-        return float(space.replay.makespan(self.job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
+        return float(space.replay.makespan(job_seconds[None], space.arrangements[self.leaf.arrangement].grouping)[0])
 
     @cached_property
     def job_phases(self) -> list[tuple[Job, float, NamedSeconds]]:
-        """(job, seconds before its first span, its phases) for every job of the plan.
+        """(job, seconds before its first span, its phases) for every job of the plan, with the run's first response lengths.
 
         Where workers share cores, with what pools that are at work at the same time make each other slower.
         """
-        alone = self._alone(self.leaf.space.tables)
+        return self._phases_of(0)
+
+    def _phases_of(self, step: int) -> list[tuple[Job, float, NamedSeconds]]:
+        alone = self._alone(self.leaf.space.tables.of_step(step))
         if not self.leaf.space.tables.cluster.shares_cores:
             return alone
         starts, ends = self.leaf.shared(_seconds(alone)[None])
@@ -94,9 +116,8 @@ class Solution:
 
     def seconds_by(self, perf: PerfModel) -> float:
         """Return the seconds of the step by another model of time, in the same layouts; not where workers share cores."""
-        leaf, tables = self.leaf, self.leaf.space.tables
-        jobs = _seconds(self._alone(Tables(tables.cluster, perf, least=tables.least, alone=tables.alone)))
-        return float(leaf.space.replay.makespan(jobs[None], leaf.space.arrangements[leaf.arrangement].grouping)[0])
+        tables = self.leaf.space.tables
+        return self.makespan(_seconds(self._alone(Tables(tables.cluster, perf, least=tables.least, alone=tables.alone))))
 
     def _alone(self, tables: Tables) -> list[tuple[Job, float, NamedSeconds]]:
         leaf, space = self.leaf, self.leaf.space
@@ -121,8 +142,13 @@ class Solution:
 
     @cached_property
     def job_seconds(self) -> Array:
-        """Seconds of every job of the plan, [job]."""
+        """Seconds of every job of the plan with the run's first response lengths, [job]."""
         return _seconds(self.job_phases)
+
+    @cached_property
+    def mean_job_seconds(self) -> Array:
+        """The same in the mean over the response lengths of several steps, by which plans are compared."""
+        return _seconds(self._phases_of(-1)) if self.varies else self.job_seconds
 
 
 def _seconds(rows: Sequence[tuple[Job, float, NamedSeconds]]) -> Array:

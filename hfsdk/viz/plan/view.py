@@ -102,6 +102,8 @@ class PlanView(TypedDict):
     close: str
     """Says so where it is too close to call; empty elsewhere."""
     sensitivity: list[str]
+    band_words: str
+    """What bands are of; empty where that is not known."""
     family: str
     searched: str
 
@@ -131,6 +133,7 @@ def plan_view(data: Mapping[str, Any]) -> PlanView:
         "steps": int(steps), "choices": choices,
         "rejected": [f"{r['preset']} does not fit: {r['why']}" for r in data["rejected"]],
         "close": _close(choices), "sensitivity": [*data.get("notices", ()), *(str(turn["text"]) for turn in data["sensitivity"])],
+        "band_words": data.get("band_words", ""),
         "family": data["search"]["family"], "searched": _searched(data["search"]),
     }  # fmt: skip
 
@@ -181,7 +184,7 @@ class PlanPicture(Picture):
             why = f": {choice['why']}" if choice["why"] else ""
             seconds = step_text(choice["step_s"]) + (f" ({band})" if band else "")
             lines.append(f"  {i}. {choice['text']}: {seconds}{cost}{close}{why}")
-        words = (*view["rejected"], view["close"], *view["sensitivity"], view["family"], view["searched"])
+        words = (*view["rejected"], view["close"], *view["sensitivity"], view["band_words"], view["family"], view["searched"])
         return "\n".join([*lines, *(f"  {text}" for text in words if text)])
 
 

@@ -441,7 +441,8 @@ export function planBoard(f, host) {
       const ul = H("ul", { class: "hf-plan-sensitivity", style: "margin:4px 0;padding-left:20px" }, words);
       for (const s of view.sensitivity) H("li", {}, ul, s);
     }
-    for (const text of [view.family, view.searched]) if (text) H("p", { class: "hf-dim", style: "margin:4px 0" }, words, text);
+    for (const text of [view.band_words, view.family, view.searched])
+      if (text) H("p", { class: "hf-dim", style: "margin:4px 0" }, words, text);
     const legend = H("div", { class: "hf-legend" }, words),
       box = (extra) => (s) => S("rect", { x: 1, y: 1, width: 14, height: 9, rx: 2, ...extra }, s);
     for (const r of view.roles) swatch(legend, r.name, box({ fill: r.color }));
