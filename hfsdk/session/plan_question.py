@@ -87,12 +87,16 @@ class PlanQuestion:
         notices = tuple(_grown(role) for role, (_, declared) in zip(roles, self.handles, strict=True) if role != declared)
         return replace(plan, search=replace(plan.search, record_s=took), notices=notices)
 
-    def again(self, *, workload: Workload | None = None, cluster: ClusterSpec | str | None = None, **options: Any) -> Plan:
+    def again(
+        self, *, workload: Workload | None = None, cluster: ClusterSpec | str | None = None,
+        layouts: Mapping[str, Layout] | None = None, **options: Any,
+    ) -> Plan:  # fmt: skip
         """Return the plan for another workload or cluster; a context left open grows with the lengths, up to the model's.
 
         Args:
             workload: by default that of this plan.
             cluster: by default that of this plan; a text has its price.
+            layouts: that are fixed, by role, or role and ``" rollout"``; those of other roles are as declared.
             options: ``top``, ``by_placement``, ``shadows``, ``error`` or ``placement``, as in ``session.plan`` and ``what_if``.
 
         Raises: as ``session.plan``.
@@ -103,7 +107,9 @@ class PlanQuestion:
         price = self.cluster.price_per_device_hour
         on = ClusterSpec.parse(cluster, price) if isinstance(cluster, str) else cluster or self.cluster
         _check_options(options, (*OPTIONS, "placement"))
-        return replace(self, workload=asked, cluster=on, options={**self.options, **options}, stretches=True).answer()
+        handles = [(handle, _with_layouts(role, layouts or {})) for handle, role in self.handles]
+        options = {**self.options, **options}
+        return replace(self, handles=handles, workload=asked, cluster=on, options=options, stretches=True).answer()
 
     def fixed(self, cluster: ClusterSpec, workload: Workload, placement: str, layouts: Mapping[str, Layout]) -> Plan:
         """Return the plan with some of it fixed.
@@ -116,8 +122,7 @@ class PlanQuestion:
 
         Raises: as ``record_step`` and ``plan_step``.
         """
-        handles = [(handle, _with_layouts(role, layouts)) for handle, role in self.handles]
-        return replace(self, handles=handles).again(workload=workload, cluster=cluster, placement=placement)
+        return self.again(workload=workload, cluster=cluster, placement=placement, layouts=layouts)
 
 
 def ask(

@@ -12,9 +12,10 @@ import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.response_lengths import MEASURED
 from hfsdk.core.roles import Sampling
+from hfsdk.planner.perf.setup import Links
 from hfsdk.planner.tails.generation import OWN, SHARED, fits, gather, generate
 from hfsdk.planner.tails.replica import Replica, Row
-from hfsdk.planner.tails.tail_case import TailCase
+from hfsdk.planner.tails.tail_case import TailCase, part_of
 from hfsdk.planner.tails.token_costs import TokenCosts
 
 FLAT = TokenCosts(step_s=(0.0, 1.0, 1.0, 1.0, 1.0), read_s=0.0, prefill_s=0.0)
@@ -188,9 +189,11 @@ def test_a_synchronous_step_is_the_plan_s(plan):
 def test_schemes_keep_their_promises(plan):
     tails = hf.long_tails(plan, lengths=TAIL, steps=2)
     table = tails.to_pandas()
-    assert list(table.index) == ["synchronous", "shared queue", "partial rollouts", "one step off-policy", "reallocation"]
+    assert list(table.index) == [
+        "synchronous", "shared queue", "partial rollouts", "one step off-policy", "one step off, partial", "reallocation"
+    ]  # fmt: skip
     assert (table.loc[["synchronous", "shared queue", "reallocation"], "stale_share"] == 0).all()
-    assert table.stale_share["one step off-policy"] == 1.0
+    assert table.stale_share["one step off-policy"] == table.stale_share["one step off, partial"] == 1.0
     assert 0 < table.stale_share["partial rollouts"] < 1
     assert tails["reallocation"].seconds <= tails["shared queue"].seconds, "none is one of its choices"
     assert table.idle_share.between(0, 1).all()
@@ -210,6 +213,73 @@ def test_partial_rollouts_train_as_many_tokens_as_they_write(plan):
     tails = hf.long_tails(plan, lengths=TAIL, steps=20)
     made, trained = tails["synchronous"].response_tokens, tails["partial rollouts"].response_tokens
     assert trained == pytest.approx(made, rel=0.05)
+
+
+def test_pools_of_their_own_and_partial_rollouts_together_wait_for_the_trainer_and_lose_no_tokens(plan):
+    """Rows that are over-sampled are trained all the same; nobody trains faster than its devices do."""
+    tails = hf.long_tails(plan, lengths=TAIL, steps=20)
+    both, made = tails["one step off, partial"], tails["synchronous"].response_tokens
+    assert both.response_tokens == pytest.approx(made, rel=0.05)
+    assert both.seconds >= both.rest_s + both.moving_s - 1e-9
+    assert both.seconds >= both.generation_s + both.moving_s - 1e-9
+    rates = {name: step.response_tokens / step.seconds for name, step in tails.schemes.items()}
+    assert rates["one step off, partial"] > rates["one step off-policy"], "nobody waits for the longest row"
+    assert "2x prompts under way" in both.how
+
+
+# -- parts of the cluster
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    session = hf.Session.simulated("2x8 H100")
+    trained = {"dtype": "bf16", "optimizer": hf.AdamW(distributed=True), "recompute": "full", "offload": True}
+    actor = session.actor("qwen2.5-7b", rollout="tp2", rollout_options=hf.RolloutOptions(max_num_seqs=256), **trained)
+    session.reference(actor)
+    session.reward(score)
+    plan = session.plan(hf.GRPO(n=4, mini_batches=4), hf.Workload(prompts=64, prompt_tokens=256))
+    return TailCase.of(plan, TAIL, hf.PerfModel(), 0, 1)
+
+
+def test_parts_may_end_inside_a_node_where_a_replica_does_not(two_nodes):
+    assert two_nodes.shares() == [2, 4, 6, 8, 10, 12, 14]
+    for devices in two_nodes.shares():
+        rest = two_nodes.rest(16 - devices)
+        assert rest is None or rest.cluster.num_devices == 16 - devices
+    assert two_nodes.rest_s(12) is not None
+    assert two_nodes.rest_s(16) < two_nodes.rest_s(12) < two_nodes.rest_s(8)
+
+
+def test_a_part_has_the_nodes_links_and_cores_that_its_devices_have():
+    cluster = hf.ClusterSpec.parse("3x8 H100", 2.0).with_cores(4)
+    for devices, sizes, cores in ((20, (8, 8, 4), (4, 4, 2)), (3, (3,), (1,)), (16, (8, 8), (4, 4)), (9, (8, 1), (4, 1))):
+        part = part_of(cluster, devices)
+        assert tuple(map(len, part.node_devices)) == sizes
+        assert part.node_cores == cores
+        assert (part.intra_node, part.inter_node) == (cluster.intra_node, cluster.inter_node)
+        assert part.price_per_device_hour == 2.0
+    crossing = Links.of(part_of(cluster, 12), range(12), hf.Layout.parse("tp4 dp3"))
+    assert crossing.tp == cluster.intra_node, "groups of four lie in a node each"
+    assert crossing.dp.bandwidth == pytest.approx(cluster.inter_node.bandwidth / 4), "whose four rings share its link to the other"
+
+
+def test_the_rest_of_fewer_prompts_is_planned_with_its_own_mini_batches_and_not_in_proportion(two_nodes):
+    whole = two_nodes.rest_s(8)
+    plan = two_nodes.rest(8)
+    assert whole == pytest.approx(plan.seconds - next(c.seconds for c in plan.calls if c.method == "generate"))
+    shares = np.linspace(0.02, 1.5, 60)
+    seconds = np.array([two_nodes.rest_s(8, share) for share in shares])
+    assert (np.diff(seconds) >= 0).all()
+    assert two_nodes.rest_s(8, 1 / 16) > 1.1 * whole / 16, "weights are read, and optimizers step, for few rows as for many"
+    assert two_nodes.rest_s(8, 0.5) >= whole / 2
+    layouts = {name if use == "train" else f"{name} {use}": x for name, both in plan.layouts.items() for use, x in both.items()}
+    half = replace(two_nodes.plan.workload, prompts=32, mini_batches=2)
+    again = plan.again(cluster=plan.cluster, workload=half, placement="colocate", layouts=layouts)
+    assert {name: dict(x) for name, x in again.layouts.items()} == {name: dict(x) for name, x in plan.layouts.items()}
+    expected = again.seconds - next(c.seconds for c in again.calls if c.method == "generate")
+    assert two_nodes.rest_s(8, 0.5) == pytest.approx(expected)
+    for share in (0.1, 0.5, 0.9):
+        assert two_nodes.rest_done(8, two_nodes.rest_s(8, share)) == pytest.approx(share)
 
 
 def test_without_over_sampling_partial_rollouts_are_synchronous(plan):

@@ -58,7 +58,9 @@ class Links:
         """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
         places = [(node, i, len(members)) for node, members in enumerate(cluster.node_devices) for i in range(len(members))]
         on = np.array([places[d][0] for d in devices])
-        fullest = int(np.bincount(on).max())
+        held = np.bincount(on)
+        fullest = int(held.max())
+        uneven = len(set(held[held > 0].tolist())) > 1
         near, network = cluster.links_of(np.unique(on).tolist())
         halves = on * 2
         if near.bridge:
@@ -70,6 +72,9 @@ class Links:
             if not (lines != lines[:, :1]).any():
                 crossing = lines[(parts != parts[:, :1]).any(1), 0]
                 return _bridged(near, int(np.bincount(crossing).max())) if len(crossing) else near
+            if uneven:  # the node that most of the lines leave
+                crossing = lines[(lines != lines[:, :1]).any(1)]
+                return _part(network, float(max((crossing == node).any(1).sum() for node in np.unique(on))))
             together = max(1, shape[axis] // len(np.unique(lines[0])))  # ranks of one ring on a node
             return _part(network, max(1.0, fullest / together))
 

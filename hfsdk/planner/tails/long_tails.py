@@ -1,4 +1,4 @@
-"""``hf.long_tails``: what a step takes when a few responses are much longer than the others, under five schemes.
+"""``hf.long_tails``: what a step takes when a few responses are much longer than the others, under six schemes.
 
 ::
 
@@ -36,7 +36,7 @@ MOST_STEPS = 100
 @documented
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LongTails:
-    """A step under five schemes of generation; ``tails["partial rollouts"]`` is one. Made by ``hf.long_tails``."""
+    """A step under six schemes of generation; ``tails["partial rollouts"]`` is one. Made by ``hf.long_tails``."""
 
     plan: Plan
     """The plan whose seconds are used: all roles on all devices, for these lengths."""
@@ -90,8 +90,8 @@ class LongTails:
             faster = step.response_tokens / step.seconds * first.seconds / first.response_tokens
             how = f"; {step.how}" if step.how else ""
             shares = f"stale {step.stale_share:4.0%}, idle {step.idle_share:4.0%}"
-            lines.append(f"  {name:20} {step.seconds:8,.1f} s a step, {faster:.2f}x, {shares}{how}")
-        lines += [f"  {name:20} {why}" for name, why in self.left_out.items()]
+            lines.append(f"  {name:21} {step.seconds:8,.1f} s a step, {faster:.2f}x, {shares}{how}")
+        lines += [f"  {name:21} {why}" for name, why in self.left_out.items()]
         return "\n".join(lines) + ")"
 
 
@@ -105,10 +105,11 @@ def long_tails(
     seed: int = 0,
     perf: PerfModel | None = None,
 ) -> LongTails:
-    """Simulate a plan's step under five schemes of generation, token by token; nothing runs, and no engine of hfsdk does these yet.
+    """Simulate a plan's step under six schemes of generation, token by token; nothing runs, and no engine of hfsdk does these yet.
 
-    The step is planned anew for the lengths, with all roles on all devices (*colocate*); schemes that need parts of the cluster
-    plan the rest of the step for those. Seconds of every decode step, pass and move are the performance model's.
+    The step is planned anew for the lengths, with all roles on all devices (*colocate*); schemes that need parts of the cluster,
+    which may end inside a node, plan the rest of the step for those. Seconds of every decode step, pass and move are the
+    performance model's.
 
     - *synchronous*: every replica has its own rows, and the step waits for the last one.
     - *shared queue*: whoever has room takes the next row; a replica that has none left takes half of the fullest one's, with their
@@ -117,13 +118,15 @@ def long_tails(
       step (APRIL, arXiv 2509.18521; Kimi k1.5, 2501.12599).
     - *one step off-policy*: rows for the next step are generated on devices of their own while this one is trained (as in
       LlamaRL, arXiv 2505.24034).
+    - *one step off, partial*: both together. Rows are stopped when the trainer is done and enough are complete, and go on with the
+      new weights (AReaL, arXiv 2505.24298).
     - *reallocation*: the last rows are brought together on a few replicas (Laminar, arXiv 2510.12633), and the other devices
       begin to train on what has ended, as DynaRL moves devices between both.
 
     Args:
         plan: of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
         lengths: of responses: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the workload's.
-        over_sampling: of partial rollouts, prompts under way over prompts trained; APRIL's example has 2.
+        over_sampling: of both kinds of partial rollouts, prompts under way over prompts trained; APRIL's example has 2.
         steps: of a run, over which the mean is taken (partial rollouts: after some that do not count). Where responses are about
             equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
         seed: of the lengths.

@@ -7,6 +7,8 @@
     partial rollouts   | weights | more rows, stopped when enough | the rest |     what is left goes on in the next step
     one step off       | the next step's rows, on devices of their own .... | weights |
                        | the rest, on the others |
+    both               | more rows, on devices of their own, stopped once enough are there and the rest is done | weights |
+                       | the rest, on the others |          what is left goes on in the next step
     reallocation       | weights | all rows .... | the last ones, on few |  move  | what is left of the rest |
                                                  | move | the rest of those that ended |
 
@@ -16,12 +18,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hfsdk.planner.tails.generation import OWN, SHARED, Generated, fits, gather, generate
 from hfsdk.planner.tails.replica import Row
 from hfsdk.planner.tails.tail_case import TailCase
+from hfsdk.planner.tails.token_costs import TokenCosts
 
 WARM_UP = 6
 """Steps of partial rollouts before those that count: by then as many tokens come in as go out."""
@@ -62,23 +65,11 @@ def partial(case: TailCase, over_sampling: float) -> SchemeStep:
     APRIL (arXiv 2509.18521), and partial rollouts of Kimi k1.5 (2501.12599): what is stopped goes on in the next step, first in
     the queue, once its tokens were read again with the new weights.
     """
-    needed, launched = case.plan.workload.prompts, 0
-    under_way: list[Row] = []
-    steps = []
+    pool, steps = _UnderWay(case, over_sampling), []
     for _ in range(WARM_UP + case.steps):
-        for row in under_way:
-            row.stale = row.done
-        new = max(0, round(over_sampling * needed) - len({row.group for row in under_way}))
-        under_way += case.rows(launched, new)
-        launched += new
-        left = [row for row in under_way if row.done < row.length]
-        until = _enough(under_way, generate(case.costs, case.num_replicas, _copies(left)), needed)
-        found = generate(case.costs, case.num_replicas, left, until_s=until)
-        waiting = Counter(row.group for row in under_way if row.done < row.length)
-        taken = set(list(dict.fromkeys(row.group for row in under_way if not waiting[row.group]))[:needed])
-        trained = [row for row in under_way if row.group in taken]
-        under_way = [row for row in under_way if row.group not in taken]
-        steps.append(_in_turn(case, replace(found, seconds=until), trained))
+        pool.fill()
+        until, made = pool.go_on(case.costs, case.num_replicas)
+        steps.append(_in_turn(case, replace(made, seconds=until), pool.take()))
     return replace(_mean(steps[WARM_UP:]), scheme="partial rollouts", how=f"{over_sampling:g}x prompts under way")
 
 
@@ -87,21 +78,56 @@ def one_step_off(case: TailCase) -> SchemeStep | None:
 
     Every token is of the policy before. ``None`` where no split fits.
     """
+
+    def steps_of(mine: int) -> Iterator[SchemeStep]:
+        costs, weights_s = case.alone(mine)
+        for rows in case.each_step():
+            made = generate(costs, mine // case.replica_devices, rows)
+            trained_s = _rest_s(case, case.devices - mine, rows)
+            yield _apart(case, mine, max(made.seconds, trained_s), made, rows, weights_s)
+
+    return _best_split(case, "one step off-policy", steps_of)
+
+
+def partial_off(case: TailCase, over_sampling: float) -> SchemeStep | None:
+    """Return a step whose prompts were completed by partial rollouts, on devices of their own, while the one before was trained.
+
+    Both together, as AReaL interrupts its rollouts (arXiv 2505.24298): rows are stopped when the trainer is done and enough prompts
+    have all of theirs, and go on with the new weights. Whoever waits for the trainer goes on generating, as long as there are rows.
+    """
+
+    def steps_of(mine: int) -> Iterator[SchemeStep]:
+        costs, weights_s = case.alone(mine)
+        pool, rows = _UnderWay(case, over_sampling), case.rows(0, case.plan.workload.prompts)
+        for number in range(WARM_UP + case.steps):
+            pool.fill()
+            trained_s = _rest_s(case, case.devices - mine, rows)
+            until, made = pool.go_on(costs, mine // case.replica_devices, at_least_s=trained_s)
+            if number >= WARM_UP:
+                yield _apart(case, mine, until, made, rows, weights_s)
+            rows = pool.take()
+
+    found = _best_split(case, "one step off, partial", steps_of)
+    return None if found is None else replace(found, how=f"{found.how}, {over_sampling:g}x prompts under way")
+
+
+def _best_split(case: TailCase, scheme: str, steps_of: Callable[[int], Iterable[SchemeStep]]) -> SchemeStep | None:
+    """Return the step of most trained tokens a second over all splits of the cluster; ``None`` where none fits."""
     found: list[SchemeStep] = []
     for mine in case.shares():
         rest = case.rest_s(case.devices - mine)
         if rest is None or (found and rest > min(step.seconds for step in found)):  # fewer devices train, ever slower
             continue
-        costs, weights_s = case.alone(mine)
-        steps = []
-        for rows in case.each_step():
-            made = generate(costs, mine // case.replica_devices, rows)
-            trained_s = rest * _share_of(case, rows)
-            busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - mine) + weights_s * case.devices
-            steps.append(_step(case, max(made.seconds, trained_s) + weights_s, made.seconds, trained_s, weights_s, rows, busy))
         how = f"{mine} devices generate, {case.devices - mine} train"
-        found.append(replace(_mean(steps), scheme="one step off-policy", stale_share=1.0, how=how))
-    return min(found, key=lambda step: step.seconds, default=None)
+        found.append(replace(_mean(list(steps_of(mine))), scheme=scheme, stale_share=1.0, how=how))
+    return max(found, key=lambda step: step.response_tokens / step.seconds, default=None)
+
+
+def _apart(case: TailCase, mine: int, together_s: float, made: Generated, trained: Sequence[Row], weights_s: float) -> SchemeStep:
+    """Return a step whose next rows are generated on devices of their own; both parts wait for each other, then for the weights."""
+    trained_s = _rest_s(case, case.devices - mine, trained)
+    busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - mine) + weights_s * case.devices
+    return _step(case, together_s + weights_s, made.seconds, trained_s, weights_s, trained, busy)
 
 
 def reallocated(case: TailCase) -> SchemeStep:
@@ -129,6 +155,7 @@ SCHEMES: Mapping[str, Callable[[TailCase, float], SchemeStep | None]] = {
     "shared queue": lambda case, _: synchronous(case, SHARED),
     "partial rollouts": partial,
     "one step off-policy": lambda case, _: one_step_off(case),
+    "one step off, partial": partial_off,
     "reallocation": lambda case, _: reallocated(case),
 }
 """By name, in the table's order."""
@@ -142,28 +169,25 @@ def _gathered(case: TailCase, rows: Sequence[Row], run: Generated, few: int, eac
         number += max(1, (len(run.ended) - number) // 8)
     at_s = run.ended[min(number, len(run.ended)) - 1][0] if number else 0.0
     made, moved_s = gather(case.costs, case.num_replicas, _copies(rows), SHARED, at_s, few)
-    rest, part_rest = case.rest_s(case.devices), case.rest_s(part)
-    assert rest is not None
-    assert part_rest is not None
-    share, state_s = _share_of(case, rows), case.state_s(part)
+    state_s = case.state_s(part)
     open_groups = {row.group for _, row in run.ended[number:]}
-    ready = sum(row.most for row in rows if row.group not in open_groups) / sum(row.most for row in rows)
-    room = max(0.0, made.seconds - moved_s - state_s) / (part_rest * share)
-    done = min(ready, room)
-    if not done:
+    ready = sum(row.most for row in rows if row.group not in open_groups) / case.mean_tokens
+    done = min(ready, case.rest_done(part, made.seconds - moved_s - state_s))
+    if done <= 0:
         return _in_turn(case, run, rows)
-    left_s = (1 - done) * rest * share
-    busy = made.busy_s * case.replica_devices + done * part_rest * share * case.used(part) + state_s * (part + case.devices)
+    done_s, left_s = case.rest_s(part, done), case.rest_s(case.devices, max(0.0, _share_of(case, rows) - done))
+    assert done_s is not None
+    assert left_s is not None
+    busy = made.busy_s * case.replica_devices + done_s * case.used(part) + state_s * (part + case.devices)
     busy += (left_s + case.reshard_s) * case.used(case.devices)
     moving_s = case.reshard_s + state_s
-    return _step(case, moving_s + made.seconds + left_s, made.seconds, rest * share, moving_s, rows, busy)
+    seconds = moving_s + made.seconds + left_s
+    return _step(case, seconds, made.seconds, _rest_s(case, case.devices, rows), moving_s, rows, busy)
 
 
 def _in_turn(case: TailCase, made: Generated, trained: Sequence[Row]) -> SchemeStep:
     """Return a step in which all devices generate, and then do the rest."""
-    rest = case.rest_s(case.devices)
-    assert rest is not None
-    rest_s = rest * _share_of(case, trained)
+    rest_s = _rest_s(case, case.devices, trained)
     busy = made.busy_s * case.replica_devices + (case.reshard_s + rest_s) * case.used(case.devices)
     return _step(case, case.reshard_s + made.seconds + rest_s, made.seconds, rest_s, case.reshard_s, trained, busy)
 
@@ -190,9 +214,47 @@ def _mean(steps: Sequence[SchemeStep]) -> SchemeStep:
     )  # fmt: skip
 
 
+def _rest_s(case: TailCase, devices: int, rows: Sequence[Row]) -> float:
+    """Return what all but generation takes for these rows on so many devices, on which it fits."""
+    found = case.rest_s(devices, _share_of(case, rows))
+    assert found is not None
+    return found
+
+
 def _share_of(case: TailCase, rows: Sequence[Row]) -> float:
-    """What the rest of a step takes with these rows, as a share of what it takes with the plan's."""
+    """Return the tokens of these rows as a share of a step's."""
     return sum(row.most for row in rows) / case.mean_tokens
+
+
+class _UnderWay:
+    """Prompts under way of which a part is complete: as many as are always begun, so that there are enough whenever one looks."""
+
+    def __init__(self, case: TailCase, over_sampling: float) -> None:
+        self._case, self._needed = case, case.plan.workload.prompts
+        self._most, self._launched = round(over_sampling * self._needed), 0
+        self._rows: list[Row] = []
+
+    def fill(self) -> None:
+        """Begin new prompts in place of those that were taken; what is there by now an older policy wrote."""
+        for row in self._rows:
+            row.stale = row.done
+        new = max(0, self._most - len({row.group for row in self._rows}))
+        self._rows += self._case.rows(self._launched, new)
+        self._launched += new
+
+    def go_on(self, costs: TokenCosts, num_replicas: int, *, at_least_s: float = 0.0) -> tuple[float, Generated]:
+        """Generate until enough prompts are complete, and for some seconds at least; return how long that is, and what was done."""
+        left = [row for row in self._rows if row.done < row.length]
+        until_s = max(at_least_s, _enough(self._rows, generate(costs, num_replicas, _copies(left)), self._needed))
+        return until_s, generate(costs, num_replicas, left, until_s=until_s)
+
+    def take(self) -> list[Row]:
+        """Take the rows of as many complete prompts as a step trains, the oldest first."""
+        waiting = Counter(row.group for row in self._rows if row.done < row.length)
+        taken = set(list(dict.fromkeys(row.group for row in self._rows if not waiting[row.group]))[: self._needed])
+        trained = [row for row in self._rows if row.group in taken]
+        self._rows = [row for row in self._rows if row.group not in taken]
+        return trained
 
 
 def _copies(rows: Sequence[Row]) -> list[Row]:

@@ -16,11 +16,15 @@ from hfsdk.core.methods import method_of
 from hfsdk.core.plan import Plan
 from hfsdk.core.response_lengths import ResponseLengths, draw_lengths
 from hfsdk.core.roles import RoleSpec, Sampling
+from hfsdk.core.table import Array
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel, Setup
 from hfsdk.planner.perf.sizing import sized
 from hfsdk.planner.tails.replica import Row
 from hfsdk.planner.tails.token_costs import TokenCosts
+
+REST_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Shares of a step's prompts for which the rest of a step is planned; between them it is taken to be straight."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,11 +113,14 @@ class TailCase:
     # -- the cluster's parts
 
     def shares(self) -> list[int]:
-        """Return the numbers of devices that a part of the cluster may have: eighths, in whole nodes and whole replicas."""
-        node = len(self.cluster.node_devices[0])
+        """Return the numbers of devices that may generate while the others do the rest: eighths, in whole replicas.
+
+        A part may end inside a node, where a replica does not: there the node's first devices are in one part, its others in the
+        other.
+        """
+        node, replica = len(self.cluster.node_devices[0]), self.replica_devices
         eighths = sorted({self.devices * k // 8 for k in range(1, 8)} - {0})
-        whole = [n for n in eighths if n % self.replica_devices == 0]
-        return [n for n in whole if _is_part(n, node) and _is_part(self.devices - n, node)]
+        return [n for n in eighths if n % replica == 0 and (n % node == 0 or node % replica == 0)]
 
     def rest(self, devices: int) -> Plan | None:
         """Return the plan for a part of the cluster, ``None`` where nothing fits."""
@@ -122,16 +129,63 @@ class TailCase:
         if devices not in self._parts:
             assert self.plan.again is not None
             try:
-                found = self.plan.again(cluster=_part_of(self.cluster, devices), placement="colocate", top=1, shadows=False)
+                found = self.plan.again(cluster=part_of(self.cluster, devices), placement="colocate", top=1, shadows=False)
             except HfsdkError:
                 found = None
             self._parts[devices] = found
         return self._parts[devices]
 
-    def rest_s(self, devices: int) -> float | None:
-        """Return the seconds of all of a step but its generation on so many devices, ``None`` where it does not fit."""
+    def rest_s(self, devices: int, share: float = 1.0) -> float | None:
+        """Return the seconds of all of a step but its generation, ``None`` where it does not fit.
+
+        Args:
+            devices: of the part of the cluster, on whose plan's layouts it is done.
+            share: of a step's tokens. Fewer take longer than in proportion: an optimizer step, reading weights and filling a
+                pipeline cost the same for a small mini-batch, and rows are whole.
+        """
+        curve = self._rest_curve(devices)
+        if curve is None:
+            return None
+        shares, seconds = curve
+        if share > shares[-1]:
+            return float(seconds[-1] + (share - shares[-1]) * (seconds[-1] - seconds[-2]) / (shares[-1] - shares[-2]))
+        return float(np.interp(share, shares, seconds))
+
+    def rest_done(self, devices: int, seconds: float) -> float:
+        """Return the share of a step's tokens for which so many devices do all but generation in so many seconds, 1 at most."""
+        curve = self._rest_curve(devices)
+        assert curve is not None
+        return float(np.interp(seconds, curve[1], curve[0]))
+
+    def _rest_curve(self, devices: int) -> tuple[Array, Array] | None:
+        """Return shares of a step's tokens, ascending, and what the rest takes for each, from plans for so many prompts.
+
+        These keep the layouts of the plan for a whole step, and mini-batches as large as its own, as far as they are whole.
+        """
         plan = self.rest(devices)
-        return None if plan is None else plan.seconds - _generating(plan)[0].seconds
+        if plan is None:
+            return None
+        if devices not in self._curves:
+            prompts = self.plan.workload.prompts
+            counts = sorted({max(1, round(prompts * share)) for share in REST_SHARES} - {prompts})
+            planned = {0: 0.0, **{count: self._part_rest_s(plan, count) for count in counts}, prompts: _rest_of(plan)}
+            shares, seconds = np.array([(count / prompts, s) for count, s in planned.items() if s is not None]).T
+            self._curves[devices] = shares, np.maximum.accumulate(seconds)
+        return self._curves[devices]
+
+    def _part_rest_s(self, plan: Plan, prompts: int) -> float | None:
+        """Return what all but generation takes of a step of fewer prompts, in a plan's layouts; ``None`` if that is no step."""
+        assert plan.again is not None
+        most = max(call.mini_batches for call in plan.calls)
+        fewer = min(max(1, round(most * prompts / self.plan.workload.prompts)), prompts * self.copies)
+        workload = replace(self.plan.workload, prompts=prompts, mini_batches=fewer if most > 1 else None)
+        each = ((name, use, layout) for name, both in plan.layouts.items() for use, layout in both.items())
+        layouts = {name if use == "train" else f"{name} {use}": layout for name, use, layout in each}
+        try:
+            found = plan.again(cluster=plan.cluster, workload=workload, placement="colocate", top=1, shadows=False, layouts=layouts)
+        except OptionError:
+            return None
+        return _rest_of(found)
 
     def used(self, devices: int) -> int:
         """Return how many of so many devices the plan for them has roles on."""
@@ -140,6 +194,10 @@ class TailCase:
 
     @cached_property
     def _parts(self) -> dict[int, Plan | None]:
+        return {}
+
+    @cached_property
+    def _curves(self) -> dict[int, tuple[Array, Array]]:
         return {}
 
     def state_s(self, devices: int) -> float:
@@ -212,12 +270,22 @@ def _in_layouts(role: RoleSpec, plan: Plan) -> RoleSpec:
     return replace(role, train=layouts.get("train", role.train), rollout=layouts.get("rollout", role.rollout))
 
 
-def _is_part(devices: int, node: int) -> bool:
-    return devices % node == 0 or node % devices == 0
+def _rest_of(plan: Plan) -> float:
+    """Return the seconds of all of a plan's step but its generation."""
+    return plan.seconds - _generating(plan)[0].seconds
 
 
-def _part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
-    """Return a cluster of as many of its devices: whole nodes, or a part of one."""
-    size = min(devices, len(cluster.node_devices[0]))
-    count, cores = devices // size, cluster.node_cores
-    return replace(cluster, node_devices=((cluster.devices[0],) * size,) * count, node_cores=(min(cores),) * count if cores else ())
+def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+    """Return a cluster of as many of its devices, of nodes that are alike: whole nodes, and a part of one.
+
+    Links stay as they are: a node's link to the others is the whole one's, and what devices of two nodes send each other goes over
+    it. Where workers share a node's cores, a part of them has its part.
+    """
+    node = len(cluster.node_devices[0])
+    whole, more = divmod(devices, node)
+    sizes = [node] * whole + [more] * bool(more)
+    cores = min(cluster.node_cores, default=0)
+    return replace(
+        cluster, node_devices=tuple((cluster.devices[0],) * size for size in sizes),
+        node_cores=tuple(max(1, cores * size // node) for size in sizes) if cores else (),
+    )  # fmt: skip
