@@ -12,6 +12,7 @@ from hfsdk.core.other_names import ELSEWHERE, unknown_name
 OTHER_NAMES = {
     "kl_coef": "beta kl_beta kl_coeff kl_weight init_kl_coef kl_loss_coef kl_penalty_coef",
     "kl": "kl_estimator kl_penalty kl_type kl_loss_type",
+    "kl_by_ratio": "use_bias_correction_kl",
     "max_new_tokens": "max_tokens max_length max_completion_length max_response_length response_length generate_max_len",
     "n": "num_generations group_size num_samples num_return_sequences n_samples n_samples_per_prompt rollout_n rloo_k k",
     "clip": "epsilon eps cliprange clip_range clip_eps clip_epsilon clip_ratio clip_param epsilon_low clip_ratio_low eps_clip",

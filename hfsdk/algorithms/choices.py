@@ -8,8 +8,12 @@ from hfsdk.core.checks import OneOf, Within
 
 LOG_RATIO_CLAMPS = ("above", "both", "none")
 """Where log-ratios are cut before ``exp``: at +20; at -20 too, and k3 itself at 10 (verl); nowhere (TRL)."""
-KL_KINDS = ("k1", "k2", "k3", "k3+", "abs")
+KL_KINDS = ("k1", "k1+", "k2", "k3", "k3+", "abs")
 """Estimators of the KL divergence; `hfsdk.algorithms.rlmath.kl_estimate` tells them apart."""
+KL_KINDS_OF_LOSS = ("k1+", "k2", "k3", "k3+")
+"""Those that may stand in a loss: the gradients of k1 and abs there are nothing that anybody means."""
+KL_KINDS_BY_RATIO = ("k1", "k3")
+"""Those whose mean, weighed by the ratio, is the KL and has its gradient (DeepSeek-V3.2, arXiv 2512.02556, section 3.1)."""
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""

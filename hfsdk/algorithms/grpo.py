@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hfsdk.algorithms.choices import KL, SCALES, Aggregation, Alone, Copies, Epsilon, Scale
 from hfsdk.algorithms.filtering import informative
 from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
-from hfsdk.algorithms.losses import PolicyLoss, check
+from hfsdk.algorithms.losses import KLLossOptions, PolicyLoss, check, check_kl_of_loss
 from hfsdk.algorithms.on_policy import OnPolicy
 from hfsdk.algorithms.options import BatchFunction, Options, with_options
 from hfsdk.algorithms.step import Step
@@ -39,7 +39,7 @@ class AdvantageOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(AdvantageOptions, OnPolicy):
+class GRPO(AdvantageOptions, KLLossOptions, OnPolicy):
     """Group relative policy optimisation. Loss, KL and its coefficient are the paper's, ``n`` and clip TRL's."""
 
     @checked
@@ -68,7 +68,7 @@ class GRPO(AdvantageOptions, OnPolicy):
     """beta: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed, and where there is one the KL is
     measured all the same (``kl_mean``)."""
     kl: KL = "k3"
-    """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"`` or ``"k3+"``."""
+    """Estimator of that KL: ``"k3"`` (eq. 4), ``"k2"``, ``"k1+"`` or ``"k3+"``."""
     aggregation: Aggregation = "sequence_mean"
     """``"sequence_mean"`` (eq. 3), ``"token_mean"`` (DAPO) or ``"fixed_length"`` (Dr. GRPO: divided by ``max_new_tokens``)."""
     filter_groups: bool = False
@@ -80,7 +80,7 @@ class GRPO(AdvantageOptions, OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.kl in ("k2", "k3", "k3+"), "kl", self.kl, "k2, k3 or k3+ (in a loss, k1 has no gradient in expectation)")
+        check_kl_of_loss(self.kl, self.kl_by_ratio)
 
     @checked
     def with_advantages(self, batch: Batch) -> Batch:

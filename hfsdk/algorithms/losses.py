@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hfsdk.algorithms.choices import KL, Aggregation, Clamp, Clip, DualClip
+from hfsdk.algorithms.choices import KL, KL_KINDS_BY_RATIO, KL_KINDS_OF_LOSS, Aggregation, Clamp, Clip, DualClip
 from hfsdk.algorithms.options import Options
 from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
 from hfsdk.core.checks import Index, Name, NonNegative, Positive, shown
@@ -42,13 +42,23 @@ class SurrogateOptions(CorrectionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyLoss(SurrogateOptions):
+class KLLossOptions(Options):
+    """How the KL counts in a loss, of algorithms that have it there and of `PolicyLoss`."""
+
+    kl_by_ratio: bool = False
+    """Weigh each token's estimate in the loss by the ratio, gradient included: after the first of several updates on a batch its mean
+    is the KL of the policy as it is now, and so is its gradient (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, "unbiased KL
+    estimate"); with ``kl="k3"`` or ``"k1"``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLoss(KLLossOptions, SurrogateOptions):
     """The clipped surrogate loss of PPO (eq. 7), with an entropy bonus and a KL penalty where asked for."""
 
     kl_coef: NonNegative = 0.0
     """beta: weight of the KL to the reference in the *loss*, per nat (GRPO); PPO proper puts it into the reward."""
     kl: KL = "k3"
-    """Estimator of that KL; k2 and k3+ have the right gradient, k3 nearly, k1 none."""
+    """Estimator of that KL; k2, k1+ and k3+ have the right gradient, k3 nearly, k1 none."""
     fixed_length: Index = 0
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
 
@@ -59,6 +69,7 @@ class PolicyLoss(SurrogateOptions):
         super().__post_init__()
         fits = (self.fixed_length >= 1) == (self.aggregation == "fixed_length")
         check(fits, "fixed_length", self.fixed_length, 'at least 1 with aggregation="fixed_length" and 0 otherwise')
+        check_kl_by_ratio(self.kl, self.kl_by_ratio)
 
     @property
     def reads(self) -> list[str]:
@@ -102,8 +113,11 @@ class PolicyLoss(SurrogateOptions):
         if self.entropy_coef:
             loss = loss - self.entropy_coef * out.entropy
         if self.kl_coef:
-            metrics["kl_loss"] = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl, self.log_ratio_clamp)
-            loss = loss + self.kl_coef * metrics["kl_loss"]
+            kl_T = rlmath.kl_estimate(out.log_probs, b["ref_log_probs"], self.kl, self.log_ratio_clamp)
+            if self.kl_by_ratio:  # each token's own ratio, whatever the surrogate has
+                kl_T = kl_T * rlmath.importance_ratio(out.log_probs, old, self.log_ratio_clamp)
+            metrics["kl_loss"] = kl_T
+            loss = loss + self.kl_coef * kl_T
         return loss, {name: metric.detach() for name, metric in metrics.items()}
 
 
@@ -140,6 +154,25 @@ class ValueLoss(Options):
         loss, clipped = rlmath.value_loss_terms(out.values, b[self.values], b[self.returns], self.clip)
         metrics = {"value_loss": loss, "value_clip_fraction": clipped.to(loss.dtype), "value_mean": out.values}
         return loss, {name: metric.detach() for name, metric in metrics.items()}
+
+
+def check_kl_of_loss(kl: str, by_ratio: bool, where: str = "") -> None:
+    """Refuse an estimator that has not the gradient of a KL in a loss.
+
+    Args:
+        kl: the estimator.
+        by_ratio: whether the ratio weighs it.
+        where: what the option stands beside, for the message.
+    """
+    wanted = f"{', '.join(KL_KINDS_OF_LOSS[:-1])} or {KL_KINDS_OF_LOSS[-1]}{where} (in a loss, k1 has no gradient in expectation)"
+    check(by_ratio or kl in KL_KINDS_OF_LOSS, "kl", kl, wanted)
+    check_kl_by_ratio(kl, by_ratio)
+
+
+def check_kl_by_ratio(kl: str, by_ratio: bool) -> None:
+    """Refuse an estimator whose mean, weighed by the ratio, is not the KL or has not its gradient."""
+    wanted = f"{' or '.join(KL_KINDS_BY_RATIO)} with kl_by_ratio=True (of the others, the weighted mean or its gradient is not the KL's)"
+    check(not by_ratio or kl in KL_KINDS_BY_RATIO, "kl", kl, wanted)
 
 
 def check(condition: bool, name: str, value: object, wanted: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hfsdk.algorithms.choices import AGGREGATIONS, KL_KINDS, MiniBatches
 from hfsdk.algorithms.handles import StepModels, need_roles, reference_of
-from hfsdk.algorithms.losses import PolicyLoss, ValueLoss, check
+from hfsdk.algorithms.losses import KLLossOptions, PolicyLoss, ValueLoss, check, check_kl_of_loss
 from hfsdk.algorithms.on_policy import GAEOptions, KLRewardFunction, OnPolicy
 from hfsdk.algorithms.options import with_options
 from hfsdk.algorithms.step import Statistics, Step, ended
@@ -35,7 +35,7 @@ class AdvantageOptions(GAEOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(AdvantageOptions, OnPolicy):
+class PPO(AdvantageOptions, KLLossOptions, OnPolicy):
     """PPO with a learned critic. gamma, lambda and both clips are those of the N details, ``kl_coef`` is TRL's."""
 
     @checked
@@ -65,8 +65,10 @@ class PPO(AdvantageOptions, OnPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        useful = self.kl_in == "reward" or self.kl in ("k2", "k3", "k3+")
-        check(useful, "kl", self.kl, 'k2, k3 or k3+ with kl_in="loss" (k1 has no gradient in expectation)')
+        if self.kl_in == "loss":
+            check_kl_of_loss(self.kl, self.kl_by_ratio, ' with kl_in="loss"')
+        else:
+            check(not self.kl_by_ratio, "kl_by_ratio", self.kl_by_ratio, 'False with kl_in="reward": it weighs the KL in the loss')
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hfsdk.algorithms import reinforce_pp
 from hfsdk.algorithms.choices import KL, Alone, Copies
-from hfsdk.algorithms.losses import PolicyLoss, check
+from hfsdk.algorithms.losses import KLLossOptions, PolicyLoss, check_kl_of_loss
 from hfsdk.algorithms.options import with_options
 from hfsdk.core.checks import NonNegative, checked
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcePlusPlusBaseline(reinforce_pp.ReinforcePlusPlus):
+class ReinforcePlusPlusBaseline(KLLossOptions, reinforce_pp.ReinforcePlusPlus):
     """REINFORCE++ with the group's mean as baseline."""
 
     n: Copies = 8
@@ -32,13 +32,13 @@ class ReinforcePlusPlusBaseline(reinforce_pp.ReinforcePlusPlus):
     kl_coef: NonNegative = 0.01
     """lambda: weight of the KL to the reference in the loss, per nat; with 0 no reference is needed."""
     kl: KL = "k2"
-    """Estimator of that KL: ``"k2"`` (the paper's), ``"k3"`` or ``"k3+"``."""
+    """Estimator of that KL: ``"k2"`` (the paper's), ``"k3"``, ``"k1+"`` or ``"k3+"``."""
 
     compares = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.kl in ("k2", "k3", "k3+"), "kl", self.kl, "k2, k3 or k3+ (in a loss, k1 has no gradient in expectation)")
+        check_kl_of_loss(self.kl, self.kl_by_ratio)
 
     @property
     def policy_loss(self) -> PolicyLoss:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfsdk.algorithms.choices import LOG_RATIO_CLAMPS
+from hfsdk.algorithms.choices import KL_KINDS, LOG_RATIO_CLAMPS
 from hfsdk.core.credit import estimate
 from hfsdk.core.errors import OptionError
 
@@ -46,9 +46,10 @@ def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", 
     kind    value                as a number (added to a reward)  as a loss (differentiated)
     ======  ===================  ===============================  ==============================================
     k1      -log r               unbiased, may be negative        gradient zero in expectation: does nothing
+    k1+     as k1                as k1                            as k2 (straight through; verl's name)
     k2      (log r)^2 / 2        biased, never negative           the gradient of KL(policy || reference)
     k3      (r - 1) - log r      unbiased, never negative         the gradient of KL(reference || policy)
-    k3+     as k3                as k3                            as k2 (straight through; verl's name)
+    k3+     as k3                as k3                            as k2 (straight through)
     abs     |log r|              biased, never negative           no divergence's gradient; for comparison only
     ======  ===================  ===============================  ==============================================
 
@@ -68,22 +69,22 @@ def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", 
         OptionError: another kind or clamp.
     """
     log_r_T = ref_log_probs_T - log_probs_T
+    if kind in ("k1+", "k3+"):
+        k2_T = 0.5 * log_r_T.square()
+        return kl_estimate(log_probs_T, ref_log_probs_T, kind[:-1], clamp).detach() + (k2_T - k2_T.detach())
     if kind == "k1":
         return -log_r_T
     if kind == "k2":
         return 0.5 * log_r_T.square()
     if kind == "abs":
         return log_r_T.abs()
-    if kind not in ("k3", "k3+"):
-        raise OptionError(f"the KL estimators are k1, k2, k3, k3+ and abs; got {kind!r}")
+    if kind != "k3":
+        raise OptionError(f"the KL estimators are {', '.join(KL_KINDS[:-1])} and {KL_KINDS[-1]}; got {kind!r}")
     log_r_T = _clamped(log_r_T, clamp)
     k3_T = torch.expm1(log_r_T) - log_r_T
     if clamp == "both":
         k3_T = k3_T.clamp(-MAX_CLAMPED_K3, MAX_CLAMPED_K3)
-    if kind == "k3":
-        return k3_T
-    k2_T = 0.5 * (ref_log_probs_T - log_probs_T).square()
-    return k3_T.detach() + (k2_T - k2_T.detach())
+    return k3_T
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, *, target: float, num_samples: int, horizon: int = 10_000) -> float:

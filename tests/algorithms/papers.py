@@ -92,9 +92,9 @@ def kl(kind, policy, reference, clamp="above", still=None):
         return abs(apart)
     if kind == "k2":
         return apart**2 / 2
-    if kind == "k3+":
+    if kind in ("k1+", "k3+"):
         still = policy if still is None else still
-        return kl("k3", still, reference, clamp) + kl("k2", policy, reference) - kl("k2", still, reference)
+        return kl(kind[:2], still, reference, clamp) + kl("k2", policy, reference) - kl("k2", still, reference)
     apart = cut(apart, clamp)
     value = math.exp(apart) - 1 - apart
     return min(value, 10.0) if clamp == "both" else value
@@ -390,7 +390,13 @@ def trust(o, token):
 def policy_loss(name, o, at, token):
     """Return the whole loss of a token at log-probability ``at``; ``o["kl_coef"]`` is that of the loss."""
     loss = surrogate(name, o, at, token)[0] * trust(o, token)[0] - o["entropy_coef"] * token.entropy
-    return loss + (o["kl_coef"] * kl(o["kl"], at, token.ref, o["log_ratio_clamp"], token.new) if o["kl_coef"] else 0.0)
+    return loss + (o["kl_coef"] * kl_in_loss(o, at, token) if o["kl_coef"] else 0.0)
+
+
+def kl_in_loss(o, at, token):
+    """Return the KL of a token in the loss; by ratio it is DeepSeek-V3.2's (section 3.1): pi / pi_old times the estimate."""
+    estimate = kl(o["kl"], at, token.ref, o["log_ratio_clamp"], token.new)
+    return estimate * math.exp(cut(at - token.old, o["log_ratio_clamp"])) if o.get("kl_by_ratio") else estimate
 
 
 def policy_metrics(name, o, tokens):
@@ -410,7 +416,7 @@ def policy_metrics(name, o, tokens):
         if o["dual_clip"] is not None:
             rows["dual_clip_fraction"].append(float(doubly))
         if o["kl_coef"]:
-            rows["kl_loss"].append(kl(o["kl"], token.new, token.ref, o["log_ratio_clamp"]))
+            rows["kl_loss"].append(kl_in_loss(o, token.new, token))
     return {**{metric: mean(numbers) for metric, numbers in rows.items()}, "ratio_max": max(rows["ratio"])}
 
 

@@ -118,7 +118,7 @@ def verl_case(core, helpers, lengths, seed):
 
     log_probs = x["log_probs"].clone().requires_grad_()
     kl, kl_gradient = {}, {}
-    for kind in ("k1", "k2", "k3", "k3+", "abs"):
+    for kind in ("k1", "k1+", "k2", "k3", "k3+", "abs"):
         estimate = space["kl_penalty"](log_probs, x["ref_log_probs"], kind)
         kl[kind] = flat(estimate, mask)
         kl_gradient[kind] = flat(torch.autograd.grad(estimate[mask].sum(), log_probs)[0], mask)

@@ -11,6 +11,7 @@ import torch
 from expect import refuses
 
 from hfsdk.algorithms import ppo, rlmath
+from hfsdk.algorithms.choices import KL_KINDS_BY_RATIO
 from hfsdk.algorithms.ppo import KL_KINDS
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
@@ -115,7 +116,7 @@ class TestKl:
 
     def test_point_18_k1_and_k3_are_unbiased_and_k2_is_not(self):
         value, _ = self.true_kl()
-        for kind in ("k1", "k3", "k3+"):
+        for kind in ("k1", "k1+", "k3", "k3+"):
             torch.testing.assert_close(self.expectation(kind)[0], value)
         for kind in ("k2", "abs"):
             assert abs(self.expectation(kind)[0] - value) > 1e-3
@@ -126,10 +127,22 @@ class TestKl:
             assert (rlmath.kl_estimate(log_probs, self.ref_log_probs, kind) >= 0).all()
         assert rlmath.kl_estimate(t([-2.0]), t([-1.0]), "k1").item() == -1.0
 
+    def test_point_18_weighed_by_the_ratio_k1_and_k3_have_value_and_gradient_of_the_kl_after_updates_too(self):
+        """Tokens are drawn by an older policy; of the other estimators the value or the gradient is another."""
+        old, wanted = torch.log_softmax(t([1.0, 0.2, -0.5, 0.4, 0.0]), 0), self.true_kl()
+        for kind in KL_KINDS:
+            logits = self.policy_logits.clone().requires_grad_()
+            log_probs = torch.log_softmax(logits, 0)
+            estimate = rlmath.kl_estimate(log_probs, self.ref_log_probs, kind) * rlmath.importance_ratio(log_probs, old)
+            mean = (old.exp() * estimate).sum()
+            right = [torch.allclose(mean, wanted[0]), torch.allclose(torch.autograd.grad(mean, logits)[0], wanted[1])]
+            assert all(right) == (kind in KL_KINDS_BY_RATIO), kind
+
     def test_point_18_as_a_loss_only_k2_has_the_gradient_of_the_kl(self):
         _, gradient = self.true_kl()
         torch.testing.assert_close(self.expectation("k2")[1], gradient)
-        torch.testing.assert_close(self.expectation("k3+")[1], gradient)
+        for kind in ("k1+", "k3+"):
+            torch.testing.assert_close(self.expectation(kind)[1], gradient)
         torch.testing.assert_close(self.expectation("k1")[1], torch.zeros_like(gradient))
         torch.testing.assert_close(self.expectation("k3")[1], self.true_kl(reverse=True)[1])
         assert not torch.allclose(self.expectation("k3")[1], gradient, atol=1e-3)
