@@ -79,6 +79,11 @@ def algorithms() -> dict[str, Any]:
         "REINFORCE++-baseline": hf.ReinforcePlusPlusBaseline(**several),
         "KL-Cov": hf.KLCov(**several),
         "Clip-Cov": hf.ClipCov(**several),
+        "SAPO": hf.SAPO(**several),
+        "GMPO": hf.GMPO(**several),
+        "GPG": hf.GPG(max_new_tokens=NEW_TOKENS, n=4),  # nothing holds a second update on a batch
+        "DPPO": hf.DPPO(**several),
+        "GDPO": hf.GDPO(**several),
         "TIS": hf.GRPO(**several, tis_cap=2.0),
         "MIS": hf.GRPO(**several, tis_cap=2.0, tis_floor=0.5, tis_level="sequence", tis_bounds="mask"),
         "ProcessGRPO": hf.ProcessGRPO(**several, step_ends=[ord(" ")]),

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
         CISPO,
         DAPO,
         DPO,
+        DPPO,
+        GDPO,
+        GMPO,
+        GPG,
         GRPO,
         GSPO,
         OPO,
         PPO,
         RLOO,
+        SAPO,
         BradleyTerry,
         ClipCov,
         CostLoss,
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
         DrGRPO,
         KLCov,
         OverlongPenalty,
+        PassAtK,
+        PassAtKTraining,
         ProcessGRPO,
         ReinforcePlusPlus,
         ReinforcePlusPlusBaseline,
@@ -95,8 +102,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "algorithms": (
-        "CISPO DAPO DPO GRPO GSPO OPO PPO RLOO BradleyTerry ClipCov CostLoss CrossEntropy Distillation DrGRPO KLCov "
-        "OverlongPenalty ProcessGRPO ReMax ReinforcePlusPlus ReinforcePlusPlusBaseline SafeRLHF"
+        "CISPO DAPO DPO DPPO GDPO GMPO GPG GRPO GSPO OPO PPO RLOO SAPO BradleyTerry ClipCov CostLoss CrossEntropy Distillation "
+        "DrGRPO KLCov OverlongPenalty PassAtK PassAtKTraining ProcessGRPO ReMax ReinforcePlusPlus ReinforcePlusPlusBaseline "
+        "SafeRLHF"
     ),
     "session.explanation": "explain",
     "core.batch": "Batch",
@@ -140,11 +148,16 @@ __all__ = [
     "CISPO",
     "DAPO",
     "DPO",
+    "DPPO",
+    "GDPO",
+    "GMPO",
+    "GPG",
     "GRPO",
     "GSPO",
     "OPO",
     "PPO",
     "RLOO",
+    "SAPO",
     "AdamW",
     "Batch",
     "BradleyTerry",
@@ -184,6 +197,8 @@ __all__ = [
     "OptionError",
     "OutputError",
     "OverlongPenalty",
+    "PassAtK",
+    "PassAtKTraining",
     "PerfModel",
     "Placement",
     "PlacementError",

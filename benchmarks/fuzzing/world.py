@@ -198,6 +198,7 @@ _free = itertools.count()
 
 VARIANTS = (
     "GSPO", "CISPO", "DAPO", "DrGRPO", "OPO", "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation",
+    "SAPO", "GMPO", "GPG", "DPPO", "GDPO",
 )  # fmt: skip
 """Algorithms that take ``max_new_tokens`` and ``n`` alike."""
 
@@ -266,6 +267,8 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "ReinforcePlusPlus": lambda w: hf.ReinforcePlusPlus(max_new_tokens=4),
     **{name: lambda w, name=name: getattr(hf, name)(max_new_tokens=4, n=2) for name in VARIANTS},
     "OverlongPenalty": lambda w: hf.OverlongPenalty(max_new_tokens=4, buffer=2),
+    "PassAtKTraining": lambda w: hf.PassAtKTraining(max_new_tokens=4, n=2, k=2),
+    "PassAtK": lambda w: hf.PassAtK(k=(1, 2)),
     "SafeRLHF": lambda w: hf.SafeRLHF(max_new_tokens=4),
     "AdamW": lambda w: hf.AdamW(),
     "RolloutOptions": lambda w: hf.RolloutOptions(),

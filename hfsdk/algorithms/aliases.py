@@ -32,6 +32,14 @@ OTHER_NAMES = {
     "tis_cap": "tis_imp_ratio_cap vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold",
     "tis_floor": "vllm_importance_sampling_clip_min",
     "tis_level": "rollout_is is_correction_level",
+    "tis_normalise": "rollout_is_batch_normalize tis_normalize",
+    "tau_pos": "sapo_temperature_pos",
+    "tau_neg": "sapo_temperature_neg",
+    "parts": "gdpo_reward_keys",
+    "weights": "gdpo_reward_weights",
+    "ratio_cap": "clip_ratio_c",
+    "pass_score": "pass_threshold",
+    "k": "pass_k",
     "tis_bounds": "vllm_importance_sampling_mode is_correction_mode",
     "oversample": "batch_multiplier gen_batch_size",
     "share": "kl_cov_ratio clip_cov_ratio",
@@ -60,6 +68,14 @@ _ELSEWHERE = {
     ),
     "mini_batch_size minibatch_size ppo_mini_batch_size micro_batch_size": _PER_MINI_BATCH,
     "importance_sampling_level": "the ratio of whole responses is an algorithm: hf.GSPO()",
+    "loss_mode policy_loss_type adv_estimator advantage_estimator": (
+        "each is an algorithm: hf.GSPO(), hf.CISPO(), hf.SAPO(), hf.GMPO() (geo_mean), hf.GPG(), hf.DPPO(), hf.GDPO(), ..."
+    ),
+    "sapo_temperature_pos sapo_temperature_neg": "the soft gate is an algorithm: hf.SAPO()",
+    "multi_objective_aggregation gdpo_reward_keys gdpo_reward_weights": (
+        "rewards that are normalised by themselves before they are summed are an algorithm: hf.GDPO()"
+    ),
+    "pass_k": "pass@k is trained by hf.PassAtKTraining(k=4), and measured by metrics=[hf.PassAtK(k=(1, 4))]",
     "steps num_steps max_steps total_episodes total_timesteps": "it belongs to the loop: session.train(..., steps=50)",
     "max_prompt_length": "it belongs to the data: session.prompts(data, max_prompt_tokens=64)",
     "max_length max_seq_length": "of pairs hfsdk calls it max_tokens: session.pairs(data, max_tokens=512)",
@@ -77,6 +93,9 @@ _VALUES: dict[str, dict[object, str]] = {
 }
 """An option of hfsdk's -> what TRL's values of it (``loss_type``, ``scale_rewards``) are here."""
 
+_ALGORITHM_VALUES = {"aggregation": {"cispo": "hf.CISPO()", "sapo": "hf.SAPO()"}}
+"""An option of hfsdk's -> TRL's values of it that are algorithms here."""
+
 
 def check_value(what: str, name: str, value: Any) -> None:
     """Refuse a value that has another name here.
@@ -89,6 +108,8 @@ def check_value(what: str, name: str, value: Any) -> None:
         raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; {said}") from None
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
         raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here") from None
+    if isinstance(value, str) and (whole := _ALGORITHM_VALUES.get(name, {}).get(value)):
+        raise OptionError(f"{what}: TRL's {name}={value!r} is an algorithm here: {whole}") from None
 
 
 def unknown_option(what: str, name: str, known: Collection[str]) -> str:

@@ -17,6 +17,8 @@ KL_KINDS_BY_RATIO = ("k1", "k3")
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length")
 """How the engine reduces a per-token loss: the mean over all tokens; over sequences, of their token means; over
 sequences, of their token sums; or that divided by ``fixed_length`` (Dr. GRPO, arXiv 2503.20783)."""
+DIVERGENCES = ("tv", "kl")
+"""Of a token's distribution "this one or another" under two policies: total variation, or the KL (DPPO, arXiv 2602.04879)."""
 SCALES = ("group", "batch", "none")
 """What GRPO's advantages are divided by: the standard deviation of the group's scores, of all, or nothing (Dr. GRPO)."""
 DPO_KINDS = ("sigmoid", "ipo", "hinge")
@@ -29,7 +31,7 @@ OldLogProbs = Annotated[str, OneOf("recompute", "rollout")]
 Scale = Annotated[str, OneOf(*SCALES)]
 TokenShare = Annotated[float, Within(above=0, most=1)]
 """Of all response tokens."""
-Level = Annotated[str, OneOf("token", "sequence")]
+Level = Annotated[str, OneOf("token", "sequence", "geometric")]
 WeightBounds = Annotated[str, OneOf("truncate", "mask")]
 Alone = Annotated[str, OneOf("zero", "score")]
 """What a group of one response gets."""

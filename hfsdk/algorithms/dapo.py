@@ -49,8 +49,8 @@ class DAPO(GRPO):
         batch = self.with_advantages(batch)
         if not rows:
             return Step(batch, None, None)
-        trained = batch.take(rows)
-        actor = models.actor.update(trained, self.policy_loss, epochs=self.epochs, mini_batches=min(self.mini_batches, len(rows)))
+        trained, mini_batches = batch.take(rows), min(self.mini_batches, len(rows))
+        actor = models.actor.update(self.weighed(trained), self.policy_loss, epochs=self.epochs, mini_batches=mini_batches)
         return Step(batch, None, actor)
 
     oversample: Annotated[float, Within(1)] = 2.0

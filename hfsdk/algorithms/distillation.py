@@ -48,7 +48,7 @@ class Distillation(AdvantageOptions, OnPolicy):
             batch = batch.alias("old_log_probs", "rollout_log_probs")
         batch = models.reference.compute_log_probs(batch)
         batch = Advantages.of(self).over(batch)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
     @property

@@ -59,7 +59,7 @@ class GRPO(AdvantageOptions, KLLossOptions, OnPolicy):
         if trained is None:
             return Step(batch, None, None)
         mini_batches = min(self.mini_batches, len(trained)) if self.filter_groups else self.mini_batches
-        actor = models.actor.update(trained, self.policy_loss, epochs=self.epochs, mini_batches=mini_batches)
+        actor = models.actor.update(self.weighed(trained), self.policy_loss, epochs=self.epochs, mini_batches=mini_batches)
         return Step(batch, None, actor)
 
     n: Copies = 8

@@ -46,9 +46,9 @@ class KLLossOptions(Options):
     """How the KL counts in a loss, of algorithms that have it there and of `PolicyLoss`."""
 
     kl_by_ratio: bool = False
-    """Weigh each token's estimate in the loss by the ratio, gradient included: after the first of several updates on a batch its mean
-    is the KL of the policy as it is now, and so is its gradient (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, "unbiased KL
-    estimate"); with ``kl="k3"`` or ``"k1"``."""
+    """Weigh each token's estimate in the loss by the ratio, gradient included: after the first of several updates on a batch, too,
+    its mean is the KL of the policy as it is now, and so is its gradient (DeepSeek-V3.2, arXiv 2512.02556, section 3.1, "unbiased
+    KL estimate"); with ``kl="k3"`` or ``"k1"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class PolicyLoss(KLLossOptions, SurrogateOptions):
     def reads(self) -> list[str]:
         """Columns the loss reads."""
         more = ["ref_log_probs"] * (self.kl_coef > 0) + ["rollout_log_probs"] * (self.tis_cap is not None)
+        more += ["tis_weights"] * self.tis_normalise
         return ["old_log_probs", "advantages", *more]
 
     @property
@@ -100,7 +101,9 @@ class PolicyLoss(KLLossOptions, SurrogateOptions):
         policy_loss, ratio, clipped, dual_clipped = self.surrogate(out, b)
         weights = {}
         if self.tis_cap is not None:
-            tis, cut = rollout_weights(old, b["rollout_log_probs"], self, b)
+            lengths = None if self.tis_level == "token" else b.lengths
+            tis, cut = rollout_weights(old, b["rollout_log_probs"], self, lengths)
+            tis = b["tis_weights"] if self.tis_normalise else tis
             policy_loss = torch.where(tis == 0, 0.0, policy_loss * tis)  # what is left out may be infinite
             weights = {"tis_mean": tis, "tis_clip_fraction": cut.to(tis.dtype)}
         loss = policy_loss
@@ -171,7 +174,7 @@ def check_kl_of_loss(kl: str, by_ratio: bool, where: str = "") -> None:
 
 def check_kl_by_ratio(kl: str, by_ratio: bool) -> None:
     """Refuse an estimator whose mean, weighed by the ratio, is not the KL or has not its gradient."""
-    wanted = f"{' or '.join(KL_KINDS_BY_RATIO)} with kl_by_ratio=True (of the others, the weighted mean or its gradient is not the KL's)"
+    wanted = f"{' or '.join(KL_KINDS_BY_RATIO)} with kl_by_ratio=True (of the others, the mean or its gradient is not the KL's)"
     check(not by_ratio or kl in KL_KINDS_BY_RATIO, "kl", kl, wanted)
 
 

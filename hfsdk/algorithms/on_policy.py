@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 from hfsdk.algorithms.choices import KL, Copies, Epochs, MiniBatches, NewTokens, OldLogProbs, Temperature
 from hfsdk.algorithms.losses import PolicyLoss, SurrogateOptions, check
 from hfsdk.algorithms.options import BatchFunction, Options
-from hfsdk.algorithms.rollout_correction import check_correction
+from hfsdk.algorithms.rollout_correction import NormalisedWeights, check_correction
 from hfsdk.algorithms.step import Statistics, Step
-from hfsdk.core.checks import Fraction, NonNegative, Positive
+from hfsdk.core.checks import Fraction, NonNegative, Positive, checked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hfsdk.core.batch import Batch
     from hfsdk.core.table import Table
 
 
@@ -77,6 +78,11 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
         """The actor's loss."""
         fixed_length = self.max_new_tokens if self.aggregation == "fixed_length" else 0
         return self.loss_kind.of(self, kl_coef=0.0, fixed_length=fixed_length)
+
+    @checked
+    def weighed(self, batch: Batch) -> Batch:
+        """Return what is learned from with ``tis_weights``, where these have mean 1 over it (``tis_normalise``), else as it is."""
+        return NormalisedWeights.of(self).over(batch) if self.tis_normalise else batch
 
     def metrics(self, step: Step) -> dict[str, float]:
         """Return the numbers to watch, one each for the whole step (see `Step.numbers`); waits."""

@@ -80,6 +80,8 @@ class BatchFunction(Options):
     takes: ClassVar[tuple[str, ...]] = ()
     """Columns it reads besides where the batch has them."""
     gives: ClassVar[tuple[str, ...]] = ()
+    judged: ClassVar[tuple[str, ...]] = ()
+    """Columns that say which samples were scored; by default all that it reads."""
     like: ClassVar[str] = "response"
     """A column it reads that has as many entries as the response has tokens."""
 
@@ -104,7 +106,7 @@ class BatchFunction(Options):
         """
         from hfsdk.core.unscored import scored_rows
 
-        scored = scored_rows(table, table.num_rows)
+        scored = scored_rows({name: table[name] for name in self.judged or table}, table.num_rows)
         if len(scored) == table.num_rows:
             return self.of_scored(table)
         found, whole = self.of_scored(table.take(scored)), table.ragged(self.like)

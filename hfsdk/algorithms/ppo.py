@@ -53,7 +53,7 @@ class PPO(AdvantageOptions, KLLossOptions, OnPolicy):
         batch = models.reward.compute_scores(batch)
         batch = Advantages.of(self, kl_coef=self.kl_coef if self.kl_in == "reward" else 0.0).over(batch)
         critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, critic, actor)
 
     kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"

@@ -49,7 +49,7 @@ class ReinforcePlusPlus(AdvantageOptions, OnPolicy):
             batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
         batch = self.with_advantages(batch)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
     mini_batches: MiniBatches = 2

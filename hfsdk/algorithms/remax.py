@@ -48,7 +48,7 @@ class ReMax(KLReward, OnPolicy):
         greedy = models.reward.compute_scores(greedy)
         batch = with_baselines(batch, greedy)
         batch = Advantages.of(self).over(batch)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
     aggregation: Aggregation = "sequence_sum"

@@ -26,7 +26,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hfsdk.algorithms.choices import KL_KINDS, LOG_RATIO_CLAMPS
+from hfsdk.algorithms.choices import DIVERGENCES, KL_KINDS, LOG_RATIO_CLAMPS
 from hfsdk.core.credit import estimate
 from hfsdk.core.errors import OptionError
 
@@ -257,6 +257,34 @@ def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tenso
 def importance_ratio(log_probs_T: Tensor, old_log_probs_T: Tensor, clamp: str = "above") -> Tensor:
     """Return ``exp(log_probs - old_log_probs)``, shape [T]; ``clamp`` is one of `LOG_RATIO_CLAMPS`."""
     return _clamped(log_probs_T - old_log_probs_T, clamp).exp()
+
+
+def binary_divergence(log_probs_T: Tensor, old_log_probs_T: Tensor, kind: str = "tv") -> Tensor:
+    """Return how far two policies are apart at each token, of the distributions "this token or another" (arXiv 2602.04879).
+
+    ``"tv"`` is their total variation ``|pi - pi_old|``, ``"kl"`` is KL(pi_old || pi), ``pi_old log(pi_old / pi) + (1 - pi_old)
+    log((1 - pi_old) / (1 - pi))``: lower bounds of those of the whole distributions. Exactly 0 where the two are equal.
+
+    Args:
+        log_probs_T: of the policy being trained, shape [T].
+        old_log_probs_T: of the policy that sampled, shape [T].
+        kind: ``"tv"`` or ``"kl"``.
+
+    Returns:
+        The divergence, without gradient, shape [T]; infinite where the policy has a probability of 1 and the older one had not.
+
+    Raises:
+        OptionError: another kind.
+    """
+    if kind not in DIVERGENCES:
+        raise OptionError(f"the divergences are {' and '.join(DIVERGENCES)}; got {kind!r}")
+    new_T, old_T = log_probs_T.detach().clamp(max=0.0), old_log_probs_T.detach().clamp(max=0.0)
+    if kind == "tv":
+        return (new_T.exp() - old_T.exp()).abs()
+    others_T = -torch.expm1(old_T)
+    of_token_T = torch.where(old_T.exp() > 0, old_T.exp() * (old_T - new_T), 0.0)  # 0 log 0 is 0
+    of_others_T = torch.where(others_T > 0, others_T * (others_T.log() - torch.log(-torch.expm1(new_T))), 0.0)
+    return torch.where(new_T == old_T, 0.0, (of_token_T + of_others_T).clamp(min=0.0))
 
 
 def policy_loss_terms(

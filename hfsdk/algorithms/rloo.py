@@ -42,7 +42,7 @@ class RLOO(KLReward, OnPolicy):
             batch = reference.compute_log_probs(batch)
         batch = models.reward.compute_scores(batch)
         batch = self.with_advantages(batch)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         return Step(batch, None, actor)
 
     n: Copies = 4

@@ -49,7 +49,7 @@ class SafeRLHF(GAEOptions, OnPolicy):
         batch = Advantages.of(self, multiplier=multiplier).over(batch)
         cost_critic = models.cost_critic.update(batch, self.cost_value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         critic = models.critic.update(batch, self.value_loss, epochs=self.epochs, mini_batches=self.mini_batches)
-        actor = models.actor.update(batch, self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
+        actor = models.actor.update(self.weighed(batch), self.policy_loss, epochs=self.epochs, mini_batches=self.mini_batches)
         ptx, ptx_loss = None, None
         if self.ptx is not None:  # one optimizer step, after the actor's own, as in the authors' code
             demonstrations = next(self.ptx)

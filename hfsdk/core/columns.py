@@ -85,6 +85,13 @@ OF_ALGORITHMS = (
         "1 on tokens whose log-prob and advantage covary so much that the update holds them (KL-Cov, Clip-Cov)",
         "hf.KLCov().with_advantages(batch)",
     ),
+    BuiltinColumn(
+        "tis_weights",
+        "token",
+        "float32",
+        "per token: weight of importance sampling from rollout to trainer, over the weights' mean (`tis_normalise`)",
+        "hf.GRPO(tis_cap=2.0, tis_normalise=True).weighed(batch)",
+    ),
     BuiltinColumn("kl", "token", "float32", "per token: old log-prob - reference log-prob", _PPO),
 )
 """Columns that functions of algorithms write."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hfsdk.core.checks import Count, Index, NonNegative, checked
+from hfsdk.algorithms.choices import Copies
+from hfsdk.algorithms.pass_rate import pass_rates
+from hfsdk.core.checks import Count, Index, NonNegative, checked, shown
 from hfsdk.core.errors import OptionError, SimulatedValueError
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import scored_rows
@@ -32,6 +35,9 @@ def evaluate(  # noqa: D417
     temperature: NonNegative = 1.0,
     seed: int | None = None,
     num_samples: Index = 3,
+    n: Copies = 1,
+    pass_at: Sequence[Copies] = (),
+    pass_score: float = 0.5,
 ) -> pd.DataFrame:
     """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
 
@@ -43,33 +49,42 @@ def evaluate(  # noqa: D417
         temperature: of sampling.
         seed: of sampling; by default the session's.
         num_samples: samples kept in ``frame.attrs["samples"]``.
+        n: responses per prompt.
+        pass_at: each k of which pass@k is to be told, the chance that one of k responses passes; at most ``n``.
+        pass_score: the score from which on a response passes.
 
     Returns:
-        One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version and,
-        where the session has a reference, kl_mean (per sequence, nats, k1). Scores are those of the samples that the reward
-        scored; where it did not score some, ``not_scored`` is how many.
+        One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version,
+        ``pass_at_<k>`` (arXiv 2107.03374, eq. 1: the mean over the prompts that have k scored responses) and, where the session
+        has a reference, kl_mean (per sequence, nats, k1). Scores are those of the samples that the reward scored; where it did not
+        score some, ``not_scored`` is how many. ``score_stderr`` is over prompts: responses to one are no independent measurements.
 
     Raises:
-        OptionError: ``prompts`` are pairs or demonstrations.
+        OptionError: ``prompts`` are pairs or demonstrations, or a k is more than ``n``.
         SimulatedValueError: the session is simulated and has no scores.
     """
     import pandas as pd
 
     if isinstance(prompts, RowStream) and not isinstance(prompts, PromptStream):
         raise OptionError(f"evaluate takes prompts, session.prompts(held_out), to generate for; got {prompts!r}")
+    if pass_at and max(pass_at) > n:
+        raise OptionError(f"pass_at must be at most n, the responses to a prompt; got pass_at={shown(tuple(pass_at))}, n={n}")
     models = parts.deployment.models
     reward = reward or models.reward
     stream = prompts if isinstance(prompts, PromptStream) else parts.sources.in_order(prompts)
     batch: Batch = stream.rows(0, min(num_prompts, stream.num_prompts))
-    batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    reads = ["response", "scores", "finish_reason", "policy_version"]
+    batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, n=n)
+    reads = ["response", "scores", "finish_reason", "policy_version", "group"]
     if any(isinstance(h, ReferenceModel) for h in parts.deployment.book) and temperature > 0:
         batch = models.actor.compute_log_probs(batch)
         batch = models.reference.compute_log_probs(batch)
         reads += ["old_log_probs", "ref_log_probs"]
     batch = reward.compute_scores(batch)
     try:
-        frame = pd.DataFrame([batch.reduce(_summary, reads=reads).value])
+        numbers = batch.reduce(_summary, reads=reads).value
+        if pass_at:
+            numbers = {**numbers, **pass_rates(batch, pass_at, pass_score)}
+        frame = pd.DataFrame([numbers])
     except SimulatedValueError:
         words = "session.evaluate needs scores, and a simulated session has none; the trace has its calls"
         raise SimulatedValueError(words) from None
@@ -81,10 +96,12 @@ def _summary(table: Table) -> dict[str, float]:
     scored = scored_rows({"scores": table["scores"]}, table.num_rows)
     scores = np.asarray(table["scores"], dtype=np.float64)[scored]
     lengths = table.ragged("response").lengths
-    deviation = float(scores.std())
+    group = np.asarray(table["group"])
+    _, of_prompt, counts = np.unique(group[scored], return_inverse=True, return_counts=True)
+    of_prompts = np.bincount(of_prompt, scores) / counts
     numbers = {
-        "num_prompts": table.num_rows, "score_mean": float(scores.mean()), "score_std": deviation,
-        "score_stderr": deviation / float(np.sqrt(len(scores))), "response_tokens_mean": float(lengths.mean()),
+        "num_prompts": len(np.unique(group)), "score_mean": float(scores.mean()), "score_std": float(scores.std()),
+        "score_stderr": float(of_prompts.std() / np.sqrt(len(of_prompts))), "response_tokens_mean": float(lengths.mean()),
         "eos_rate": float(np.mean([str(r) == "stop" for r in table["finish_reason"]])),
         "policy_version": int(np.asarray(table["policy_version"]).max()),
     }  # fmt: skip

@@ -5,7 +5,9 @@ Nothing here is imported from hfsdk. An algorithm is its name (`hf.GRPO` is "GRP
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -26,6 +28,10 @@ FAR = 20.0
 def single(values):
     """Round to float32, as columns are."""
     return np.asarray(values, np.float32).astype(float).tolist()
+
+
+def single_of(numbers):
+    return dict(zip(numbers, single([*numbers.values()]), strict=True))
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,11 @@ class Sample:
     @property
     def key(self):
         return 1000 * self.number + self.place
+
+    @property
+    def parts(self):
+        """Scores of two rewards, of one prompt all the same."""
+        return single_of({"exact": float(self.score > 0), "brief": 0.0 if self.number in ALIKE else math.sin(self.key)})
 
     def __len__(self):
         return len(self.response)
@@ -214,6 +225,57 @@ def compared(scores, groups, o):
     return found
 
 
+def in_a_group(name, o, samples, groups):
+    """Return what GRPO and its variants compare within a group, by response."""
+    scores = [s.score for s in samples]
+    if name == "GDPO":
+        return of_parts(o, samples, groups)
+    if name == "PassAtKTraining":
+        return of_subsets(scores, groups, o)
+    found = compared(scores, groups, o)
+    if name == "GPG":  # the responses of all groups, over those of groups that differ (arXiv 2504.02546)
+        taught = sum(len(members) for members in groups.values() if any(found[i] for i in members))
+        found = [x * len(found) / max(1, taught) for x in found]
+    return found
+
+
+def of_parts(o, samples, groups):
+    """GDPO: each reward compared by itself, weighed and summed, and the sums normalised over the batch (arXiv 2601.05242)."""
+    names = o["parts"] or ("score",)
+    total = [0.0] * len(samples)
+    for name, weight in zip(names, o["weights"] or [1.0] * len(names), strict=True):
+        numbers = [s.score if name == "score" else s.parts[name] for s in samples]
+        total = [a + weight * b for a, b in zip(total, compared(numbers, groups, o), strict=True)]
+    centred = [x - mean(total) for x in total]
+    centred = [x if abs(x) > 1e-12 else 0.0 for x in centred]  # the mean of deviations from means, but for rounding
+    return [x / (math.sqrt(variance(total)) + o["epsilon"]) for x in centred]
+
+
+def of_subsets(scores, groups, o):
+    """Pass@k training without its closed form: of all subsets of k, how much better those with a response do (arXiv 2508.10751)."""
+    found = [0.0] * len(scores)
+    for members in groups.values():
+        k = min(o["k"], len(members))
+        subsets = [(who, float(any(scores[i] >= o["pass_score"] for i in who))) for who in itertools.combinations(members, k)]
+        rewards = [reward for _, reward in subsets]
+        sigma = math.sqrt(mean([(reward - mean(rewards)) ** 2 for reward in rewards])) + o["epsilon"]
+        for i in members:
+            found[i] = mean([reward for who, reward in subsets if i in who]) - mean(rewards)
+            found[i] /= sigma if o["scale"] == "group" else 1.0
+            if len(members) == 1 and o.get("alone") == "score":
+                found[i] = scores[i]
+    return found
+
+
+def pass_at_k(samples, k, pass_score):
+    """Pass@k by all subsets of each prompt's responses (arXiv 2107.03374)."""
+    shares = []
+    for members in in_groups(samples).values():
+        subsets = itertools.combinations(members, k)
+        shares.append(mean([float(any(samples[i].score >= pass_score for i in who)) for who in subsets]))
+    return mean(shares)
+
+
 def on_tokens(numbers, samples):
     return [[x] * len(s) for x, s in zip(numbers, samples, strict=True)]
 
@@ -230,7 +292,7 @@ def advantages(name, o, samples, *, greedy=None, per_token=False, multiplier=MUL
     if name == "ProcessGRPO":
         return {"advantages": of_steps(o, samples)}
     if name in GROUPED:
-        return {"advantages": on_tokens(compared(scores, groups, o), samples)}
+        return {"advantages": on_tokens(in_a_group(name, o, samples, groups), samples)}
     if name == "ReinforcePlusPlusBaseline":
         scores = over_means(o, samples)
     divergences, columns = kl_of(o, samples)
@@ -339,7 +401,12 @@ class Token:
     """Mean of ``log pi - log pi_old`` over the response (GSPO)."""
     response_weight: float
     """Sum of ``log pi_old - log pi_rollout`` over the response."""
+    response_tokens: int
+    response_clipped: float
+    """Mean over the response of the log-ratios as GMPO clips them."""
     marked: float = 0.0
+    normaliser: float = 1.0
+    """What the batch's weights are divided by."""
 
 
 def tokens_of(samples, o, columns):
@@ -350,9 +417,32 @@ def tokens_of(samples, o, columns):
         weight = sum(a - b for a, b in zip(old, s.rollout, strict=True))
         for t in range(len(s)):
             marked = columns["covariance_mask"][i][t] if "covariance_mask" in columns else 0.0
-            made.append(Token(old[t], s.rollout[t], s.ref[t], s.new[t], s.entropy[t], columns["advantages"][i][t], mean(moved),
-                              weight, marked))  # fmt: skip
-    return made
+            given = columns["advantages"][i]
+            bounded = [one_sided(m, a, o) for m, a in zip(moved, given, strict=True)]
+            made.append(Token(old[t], s.rollout[t], s.ref[t], s.new[t], s.entropy[t], given[t], mean(moved), weight, len(s),
+                              mean(bounded), marked))  # fmt: skip
+    if not o.get("tis_normalise"):
+        return made
+    each = [trust(o, token)[0] for token in made]
+    if o["tis_level"] != "token":  # of responses, each once
+        starts = [sum(len(s) for s in samples[:i]) for i, s in enumerate(samples) if len(s)]
+        each = [each[i] for i in starts]
+    return [dataclasses.replace(token, normaliser=mean(each)) for token in made]
+
+
+def one_sided(log_ratio, advantage, o):
+    """GMPO: a log-ratio is clipped on the side to which the advantage pushes it (arXiv 2507.20673)."""
+    if advantage > 0:
+        return min(log_ratio, o["clip"] if o["clip_high"] is None else o["clip_high"])
+    return max(log_ratio, -o["clip"])
+
+
+def binary_divergence(kind, log_prob, old_log_prob):
+    """DPPO: total variation, or KL, of the distributions over "this token" and "another" (arXiv 2602.04879)."""
+    p, q = math.exp(min(log_prob, 0.0)), math.exp(min(old_log_prob, 0.0))
+    if kind == "tv":
+        return abs(p - q)
+    return math.inf if p == 1 else q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
 
 
 def surrogate(name, o, at, token):
@@ -366,6 +456,22 @@ def surrogate(name, o, at, token):
         still = math.exp(cut(token.new - token.old, o["log_ratio_clamp"]))
         weight = min(max(still, low), high)
         return -weight * advantage * at, still, weight != still, False
+    if name == "SAPO":
+        tau = o["tau_pos"] if advantage > 0 else o["tau_neg"]
+        return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage, ratio, False, False
+    if name == "GMPO":
+        bounded, still = one_sided(log_ratio, advantage, o), one_sided(token.new - token.old, advantage, o)
+        mean_ratio = math.exp(cut(token.response_clipped + bounded - still, o["log_ratio_clamp"]))
+        return -mean_ratio * advantage, mean_ratio, bounded != log_ratio and advantage != 0, False
+    if name in ("GPG", "DPPO"):
+        still = math.exp(cut(token.new - token.old, o["log_ratio_clamp"]))
+        if name == "GPG":
+            return -advantage * at, still, False, False
+        apart = binary_divergence(o["divergence"], token.new, token.old)
+        further = high - 1 if advantage > 0 else 1 - low
+        gated = apart > further and advantage * (token.new - token.old) > 0
+        weight = still if o["ratio_cap"] is None else min(still, o["ratio_cap"])
+        return 0.0 if gated else -weight * advantage * at, still, gated, False
     if name == "KLCov":
         return -ratio * advantage + o["old_kl_coef"] * token.marked * abs(at - token.old), ratio, False, False
     gain = min(ratio * advantage, min(max(ratio, low), high) * advantage)
@@ -380,11 +486,12 @@ def trust(o, token):
     """Return the weight for what trainer and rollout differ by, and whether a bound changed it."""
     if o["tis_cap"] is None:
         return 1.0, False
-    apart = token.response_weight if o["tis_level"] == "sequence" else token.old - token.rollout
+    apart = {"token": token.old - token.rollout, "sequence": token.response_weight,
+             "geometric": token.response_weight / token.response_tokens}[o["tis_level"]]  # fmt: skip
     weight = math.exp(min(max(apart, -FAR), FAR))
     floor = 0.0 if o["tis_floor"] is None else o["tis_floor"]
     inside = min(max(weight, floor), o["tis_cap"])
-    return (0.0 if o["tis_bounds"] == "mask" and inside != weight else inside), inside != weight
+    return (0.0 if o["tis_bounds"] == "mask" and inside != weight else inside) / token.normaliser, inside != weight
 
 
 def policy_loss(name, o, at, token):
@@ -488,5 +595,7 @@ def covariances(samples, o, rows):
     return [(a - mean(log_probs)) * (b - mean(given)) for a, b in zip(log_probs, given, strict=True)]
 
 
-GROUPED = ("GRPO", "GSPO", "CISPO", "DAPO", "DrGRPO", "KLCov", "ClipCov")
+GROUPED = (
+    "GRPO", "GSPO", "CISPO", "DAPO", "DrGRPO", "KLCov", "ClipCov", "SAPO", "GMPO", "GPG", "DPPO", "GDPO", "PassAtKTraining",
+)  # fmt: skip
 KL_IN_LOSS = (*GROUPED, "ProcessGRPO", "ReinforcePlusPlusBaseline")

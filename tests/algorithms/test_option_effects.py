@@ -24,9 +24,12 @@ import hfsdk.algorithms
 from hfsdk.algorithms import (
     clip_cov,
     distillation,
+    gdpo,
+    gpg,
     grpo,
     kl_cov,
     opo,
+    pass_at_k,
     ppo,
     process,
     reinforce_pp,
@@ -38,11 +41,16 @@ from hfsdk.algorithms import (
 from hfsdk.algorithms.cispo import CISPOLoss
 from hfsdk.algorithms.clip_cov import ClipCovLoss
 from hfsdk.algorithms.dpo import DPOLoss
+from hfsdk.algorithms.dppo import DPPOLoss
+from hfsdk.algorithms.gmpo import GMPOLoss
+from hfsdk.algorithms.gpg import GPGLoss
 from hfsdk.algorithms.gspo import GSPOLoss
 from hfsdk.algorithms.kl_cov import KLCovLoss
 from hfsdk.algorithms.losses import PolicyLoss, ValueLoss
 from hfsdk.algorithms.options import Options
 from hfsdk.algorithms.preferences import PretrainingMix
+from hfsdk.algorithms.rollout_correction import NormalisedWeights
+from hfsdk.algorithms.sapo import SAPOLoss
 from hfsdk.core.batch import Batch
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
@@ -50,7 +58,8 @@ from hfsdk.core.unscored import NOT_SCORED
 from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 
 NAMES = (
-    "PPO", "GRPO", "GSPO", "CISPO", "DAPO", "DrGRPO", "KLCov", "ClipCov", "ProcessGRPO", "RLOO", "OPO", "ReMax",
+    "PPO", "GRPO", "GSPO", "CISPO", "DAPO", "DrGRPO", "KLCov", "ClipCov", "SAPO", "GMPO", "GPG", "DPPO", "GDPO",
+    "PassAtKTraining", "ProcessGRPO", "RLOO", "OPO", "ReMax",
     "ReinforcePlusPlus", "ReinforcePlusPlusBaseline", "Distillation", "SafeRLHF",
 )  # fmt: skip
 PER_TOKEN = ("PPO", "ReinforcePlusPlus", "ProcessGRPO")
@@ -59,13 +68,16 @@ PER_TOKEN = ("PPO", "ReinforcePlusPlus", "ProcessGRPO")
 CHANGES = {
     "max_new_tokens": (3,), "temperature": (0.7,), "n": (5,), "kl_coef": (0.0, 0.3), "kl": ("k1", "k1+", "k2", "k3", "k3+", "abs"),
     "kl_by_ratio": (True,),
-    "tis_cap": (1.2,), "tis_floor": (0.9,), "tis_level": ("sequence",), "tis_bounds": ("mask",), "clip": (0.05,),
+    "tis_cap": (1.2,), "tis_floor": (0.9,), "tis_level": ("sequence", "geometric"),
+    "tis_bounds": ("mask",), "tis_normalise": (True,), "clip": (0.05,),
     "clip_high": (0.1,), "dual_clip": (1.1,), "entropy_coef": (0.2,),
     "aggregation": ("token_mean", "sequence_mean", "sequence_sum", "fixed_length"), "log_ratio_clamp": ("both", "none"),
     "epochs": (3,), "mini_batches": (4,), "old_log_probs": ("rollout",), "score_clip": (0.4,), "gamma": (0.8,), "lam": (0.5,),
     "whiten": (False,), "whiten_rewards": (True,), "missing_eos_penalty": (1.5,), "kl_in": ("loss",), "value_clip": (0.1, None),
     "scale": ("group", "batch", "none"), "epsilon": (0.05,), "increase_variance": (True,), "filter_groups": (True, False),
     "oversample": (1.0, 3.0), "share": (0.1,), "low": (0.2,), "high": (1.6,), "old_kl_coef": (0.3,), "step_ends": ((3, 5),),
+    "tau_pos": (0.5,), "tau_neg": (3.0,), "divergence": ("kl",), "ratio_cap": (0.8,), "parts": (("exact",), ()),
+    "weights": ((1.0, 0.2),), "k": (3,), "pass_score": (1.0,),
     "cost_limit": (0.5,), "multiplier_lr": (0.3,), "most_multiplier": (2.0, None), "ptx": ("demonstrations",), "ptx_coef": (16.0,),
     "beta": (0.5,), "kind": ("ipo", "hinge"), "label_smoothing": (0.1,), "sft_coef": (0.7,), "margin": (0.5,), "center": (0.1,),
     "sign_coef": (0.3,), "weight": (0.5,), "buffer": (2,), "penalty": (0.3,),
@@ -74,14 +86,16 @@ CHANGES = {
 """Other values of an option than its default; which of them that is, is passed over."""
 
 BESIDE = {
-    "kl": {"kl_coef": 0.3}, "kl_by_ratio": {"kl": "k3", "kl_coef": 0.3, "kl_in": "loss"}, "tis_floor": {"tis_cap": 1.3}, "tis_level": {"tis_cap": 1.3}, "tis_bounds": {"tis_cap": 1.3},
+    "kl": {"kl_coef": 0.3}, "kl_by_ratio": {"kl": "k3", "kl_coef": 0.3, "kl_in": "loss"},
+    "tis_floor": {"tis_cap": 1.3}, "tis_level": {"tis_cap": 1.3}, "tis_bounds": {"tis_cap": 1.3},
+    "tis_normalise": {"tis_cap": 1.3},
     "epsilon": {"scale": "group"}, "low": {"share": 0.5}, "high": {"share": 0.5}, "ptx_coef": {"ptx": "demonstrations"},
     "kl_in": {"kl": "k3", "kl_coef": 0.3}, "fixed_length": {"aggregation": "fixed_length", "fixed_length": 7},
 }  # fmt: skip
 """What the option takes to be of any effect, set in the default's run as well."""
 
 BASE = {name: {"n": 4} for name in ("PPO", "ReMax", "ReinforcePlusPlus", "Distillation", "SafeRLHF")} | {
-    "ReinforcePlusPlusBaseline": {"kl": "k3"}, "CISPOLoss": {"clip": 1.0},
+    "ReinforcePlusPlusBaseline": {"kl": "k3"}, "CISPOLoss": {"clip": 1.0}, "GDPO": {"parts": ("exact", "brief")},
 }  # fmt: skip
 """Beside every option of a class: several responses, of which some ended by themselves; where it is far, a KL and a weight that are
 not bounded before."""
@@ -90,22 +104,24 @@ REFUSED = {
     **{(name, "kl"): ("k1", "abs") for name in papers.KL_IN_LOSS}, ("Distillation", "kl_coef"): (0.0,),
     ("DAPO", "filter_groups"): (False,), ("CISPO", "dual_clip"): (1.1,), ("KLCov", "dual_clip"): (1.1,),
     ("KLCov", "clip_high"): (0.1,),
+    **{(name, "dual_clip"): (1.1,) for name in ("SAPO", "GMPO", "GPG", "DPPO")}, ("SAPO", "clip_high"): (0.1,),
+    ("GPG", "clip_high"): (0.1,), ("GPG", "filter_groups"): (True,), ("PassAtKTraining", "scale"): ("batch",),
+    ("PassAtKTraining", "increase_variance"): (True,),
 }  # fmt: skip
 """Values that the algorithm refuses."""
-NO_PART = {("KLCov", "clip")}
+NO_PART = {("KLCov", "clip"), ("SAPO", "clip"), ("GPG", "clip"), ("GPG", "log_ratio_clamp")}
 """Options that an algorithm inherits and that its documentation says have no part in it."""
 CALLS_ALONE = ("temperature", "epochs", "mini_batches", "cost_limit", "multiplier_lr", "most_multiplier")
 """Options that reach a call and change no number before it."""
 FAR = ("log_ratio_clamp",)
 """Options that count where the policy has moved far."""
-TIE = {("CISPO", "log_ratio_clamp", "none")}
-"""Values without effect: CISPO's weights are clipped below where the ratio is cut."""
+TIE = {(name, "log_ratio_clamp", "none") for name in ("CISPO", "SAPO")}
+"""Values without effect: CISPO's weights are clipped, SAPO's gate is shut below where the ratio is cut."""
 
 
 def is_tie(name, option, value, in_reward=False):
     """Return whether a value has no effect by the paper; in a reward, which has no gradient, k1+ is k1."""
     return (name, option, value) in TIE or (value == "k1+" and (in_reward or name not in papers.KL_IN_LOSS))
-
 
 
 RTOL = 2e-4
@@ -115,7 +131,8 @@ RTOL = 2e-4
 class Models:
     """Handles whose answers are those of `papers.sample`, and which write down what they are asked and what they are to learn."""
 
-    def __init__(self, per_token=False, far=False):
+    def __init__(self, per_token=False, far=False, parts=False):
+        self.parts = parts
         self.made = {"per_token": per_token, "far": far}
         self.calls, self.updates = [], []
         self.actor = SimpleNamespace(
@@ -156,7 +173,7 @@ class Models:
     def scores(self, batch):
         self.calls.append(("reward.scores", {}))
         made = self.samples(batch)
-        scored = batch.plus(scores=np.float32([s.score for s in made]))
+        scored = batch.plus(scores=np.float32([s.score for s in made]), **(parts_of(made) if self.parts else {}))
         return scored.plus(token_scores=floats([s.token_scores for s in made])) if self.made["per_token"] else scored
 
     def costs(self, batch):
@@ -188,6 +205,10 @@ class Models:
             return measured(loss, ModelOutput(log_probs=log_probs, entropy=entropy), b, (log_probs, entropy))
         values = tensor([x for s in made for x in (s.new_values if role == "critic" else s.new_cost_values)])
         return measured(loss, ModelOutput(values=values), b, (values,))
+
+
+def parts_of(samples):
+    return {f"scores_of_{name}": np.float32([s.parts[name] for s in samples]) for name in samples[0].parts}
 
 
 def tensor(numbers):
@@ -238,6 +259,10 @@ def wanted_step(name, o, per_token, far):
     in_loss = name in papers.KL_IN_LOSS or (name == "PPO" and o["kl_in"] == "loss")
     of_batch = {**o, "kl_coef": 0.0} if in_loss else o
     columns = papers.advantages(name, of_batch, samples, greedy=greedy, per_token=per_token)
+    if name in ("GDPO", "PassAtKTraining"):  # one score of all is not what teaches nothing
+        rows = columns["advantages"]
+        teaches = [any(abs(x) > 1e-12 for s, row in zip(samples, rows, strict=True) for x in row if s.number == k)
+                   for k in range(papers.PROMPTS)]  # fmt: skip
     trained = [i for i, s in enumerate(samples) if not o.get("filter_groups") or teaches[s.number]]
     how = {"epochs": o["epochs"], "mini_batches": o["mini_batches"]}
     if o.get("filter_groups"):
@@ -310,7 +335,7 @@ def demonstrations(far=False):
 def run(name, options, per_token=False, far=False):
     """Take a step and return what it left, checked against the papers' as far as it goes."""
     given = {**options, "ptx": iter([demonstrations(far)[0]])} if options.get("ptx") else options
-    algorithm, models = getattr(hf, name)(**given), Models(per_token, far)
+    algorithm, models = getattr(hf, name)(**given), Models(per_token, far, name == "GDPO")
     prompts = ToyBatch(Table({"prompt": Ragged.of([[1]] * papers.PROMPTS), "number": np.arange(papers.PROMPTS)}))
     step = algorithm.step(models, prompts)
     o = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
@@ -318,7 +343,7 @@ def run(name, options, per_token=False, far=False):
     faults = [] if models.calls == calls else [f"calls {models.calls}, wanted {calls}"]
     if list(step.batch["key"]) != [s.key for s in samples]:
         return step, models, [*faults, f"samples {list(step.batch['key'])}"]
-    names = {*step.batch.columns} - {*COLUMNS_OF_MODELS}
+    names = {column for column in step.batch.columns if not column.startswith("scores_of_")} - {*COLUMNS_OF_MODELS}
     if "covariance_mask" in names:
         names -= {"covariance_mask"}
         columns["covariance_mask"] = [row.tolist() for row in step.batch["covariance_mask"]]
@@ -425,7 +450,8 @@ def test_every_option_does_what_the_paper_says_and_does_something(name):
 # -- functions over columns and losses by themselves: groups of any size, and what an algorithm does not hand on
 
 FUNCTIONS = {
-    "PPO": ppo, "GRPO": grpo, "RLOO": rloo, "OPO": opo, "ReMax": remax, "ReinforcePlusPlus": reinforce_pp,
+    "PPO": ppo, "GRPO": grpo, "GPG": gpg, "GDPO": gdpo, "PassAtKTraining": pass_at_k,
+    "RLOO": rloo, "OPO": opo, "ReMax": remax, "ReinforcePlusPlus": reinforce_pp,
     "ReinforcePlusPlusBaseline": reinforce_pp_baseline, "Distillation": distillation, "ProcessGRPO": process, "SafeRLHF": safe_rlhf,
 }  # fmt: skip
 UNEVEN = [(0, 0), (3, 3), (1, 2), (0, 1), (5, 0), (1, 5), (2, 0), (0, 4), (2, 1), (0, 2), (5, 5)]
@@ -440,7 +466,7 @@ def table_of(samples, per_token):
         "response": Ragged.of([s.response for s in samples], np.int32), "group": np.array([s.number for s in samples]), **scores,
         **{name: floats([getattr(s, field) for s in samples]) for name, field in per_token_columns.items()},
         "scores": np.float32([s.score for s in samples]), "costs": np.float32([s.cost for s in samples]),
-        "baseline_scores": np.float32([BASELINES[s.number] for s in samples]),
+        "baseline_scores": np.float32([BASELINES[s.number] for s in samples]), **parts_of(samples),
         "finish_reason": np.where([s.ended for s in samples], "stop", "length"),
     })  # fmt: skip
 
@@ -448,7 +474,10 @@ def table_of(samples, per_token):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_option_of_advantages_does_what_the_paper_says(name):
     cls, faults = FUNCTIONS[name].Advantages, []
-    required = {"multiplier": papers.MULTIPLIER} if name == "SafeRLHF" else {}
+    required = {
+        "SafeRLHF": {"multiplier": papers.MULTIPLIER}, "GDPO": {"parts": ("exact", "brief")},
+        "PassAtKTraining": {"k": 2, "pass_score": 1.5},
+    }.get(name, {})  # fmt: skip
     for per_token in {name in PER_TOKEN, name == "ProcessGRPO"}:
         samples = [sample(*where, per_token=per_token) for where in UNEVEN]
 
@@ -471,7 +500,7 @@ def test_every_option_of_advantages_does_what_the_paper_says(name):
             before, wrong = made(beside)
             faults += [f"{name}({beside}): {fault}" for fault in wrong]
             for value in values:
-                if value in REFUSED.get((name, field.name), ()) and name == "Distillation":
+                if value in REFUSED.get((name, field.name), ()) and name in ("Distillation", "PassAtKTraining"):
                     continue
                 after, wrong = made({**beside, field.name: value})
                 wrong += ["changes nothing"] * (after == before and not is_tie(name, field.name, value, in_reward=True))
@@ -479,8 +508,13 @@ def test_every_option_of_advantages_does_what_the_paper_says(name):
     assert not faults, "\n".join(faults)
 
 
-POLICY_LOSSES = {"PPO": PolicyLoss, "GSPO": GSPOLoss, "CISPO": CISPOLoss, "KLCov": KLCovLoss, "ClipCov": ClipCovLoss}
-NO_PART_IN_LOSS = {("CISPO", "dual_clip"), ("KLCov", "clip"), ("KLCov", "clip_high"), ("KLCov", "dual_clip")}
+POLICY_LOSSES = {
+    "PPO": PolicyLoss, "GSPO": GSPOLoss, "CISPO": CISPOLoss, "KLCov": KLCovLoss, "ClipCov": ClipCovLoss, "SAPO": SAPOLoss,
+    "GMPO": GMPOLoss, "GPG": GPGLoss, "DPPO": DPPOLoss,
+}  # fmt: skip
+NO_PART_IN_LOSS = {(name, "dual_clip") for name in ("CISPO", "GMPO", "DPPO")} | {
+    (name, option) for name in ("KLCov", "SAPO", "GPG") for option in ("clip", "clip_high", "dual_clip")
+} | {("GPG", "log_ratio_clamp")}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -500,8 +534,11 @@ def test_every_option_of_a_policys_loss_does_what_the_paper_says(name):
 
         def made(options):
             loss = cls(**options)
+            read = {column: table[column] for column in {"response", *loss.reads} - {"tis_weights"}}  # noqa: B023
+            if loss.tis_normalise:
+                read["tis_weights"] = floats(normalised(options_of(loss), samples, columns))  # noqa: B023
             b = TokenBatch(
-                Table({column: table[column] for column in {"response", *loss.reads}}),  # noqa: B023
+                Table(read),
                 num_tokens=sum(map(len, samples)), num_rows=len(samples),  # noqa: B023
             )  # fmt: skip
             log_probs, entropy = (tensor([x for s in samples for x in getattr(s, n)]) for n in ("new", "entropy"))  # noqa: B023
@@ -540,6 +577,12 @@ def faults_of(cls, made, required=None, changes=CHANGES):
             wrong += [f"{field.name}={value!r}: {fault}" for fault in bad + ["changes nothing"] * (after == before)]
         faults += [f"{cls.__name__} beside {beside}: {fault}" for fault in wrong]
     return faults
+
+
+def normalised(o, samples, columns):
+    """Return the weights of the rollout's tokens over their mean, by row."""
+    each = iter([papers.trust(o, token)[0] for token in papers.tokens_of(samples, o | {"clip": 0.2, "clip_high": None}, columns)])
+    return [[next(each) for _ in range(len(s))] for s in samples]
 
 
 def options_of(one):
@@ -702,10 +745,48 @@ def test_every_option_of_what_is_marked_does_what_the_paper_says(name, cls):
     assert not faults, "\n".join(faults)
 
 
+def test_every_option_of_normalised_weights_does_what_it_says():
+    """Weights of mean 1 over tokens or responses; a response without tokens has none, one that was not scored no part."""
+    samples = [sample(number, place) for number in range(4) for place in range(4)]
+    columns = {"advantages": [[0.5] * len(s) for s in samples]}
+    table = Table({
+        "advantages": floats(columns["advantages"] + [[float(NOT_SCORED)]]),
+        "old_log_probs": floats([*(s.old for s in samples), [-1.0]]),
+        "rollout_log_probs": floats([*(s.rollout for s in samples), [-9.0]]),
+    })  # fmt: skip
+
+    def made(options):
+        function = NormalisedWeights(**options)
+        found = function(table)["tis_weights"]
+        wanted = normalised({**options_of(function), "tis_normalise": True}, samples, columns)
+        return found.flat.tobytes(), apart("weights", found.flat[:-1], [x for row in wanted for x in row], False)
+
+    faults = faults_of(NormalisedWeights, made, {"tis_cap": 1.5}, CHANGES | {"tis_normalise": ()})
+    assert not faults, "\n".join(faults)
+    assert np.isnan(NormalisedWeights(tis_cap=1.5)(table)["tis_weights"].flat[-1])
+    nothing = NormalisedWeights(tis_cap=1e-9, tis_bounds="mask")(table)["tis_weights"].flat[:-1]
+    assert (nothing == 0).all(), "of weights that are all 0 there is no mean to divide by"
+
+
+def test_every_option_of_the_metric_pass_at_k_does_what_the_paper_says():
+    samples = [sample(number, place) for number in range(6) for place in range(6)]
+    rows = {"scores": np.float32([s.score for s in samples]), "group": np.array([s.number for s in samples])}
+
+    def made(options):
+        metric = hf.PassAtK(**options)
+        found = metric(ToyBatch(Table(rows)))
+        wanted = {f"pass_at_{k}": papers.pass_at_k(samples, k, metric.pass_score) for k in metric.k}
+        return found, [] if found == pytest.approx(wanted) else [f"{found}, wanted {wanted}"]
+
+    faults = faults_of(hf.PassAtK, made, changes={"k": ((1, 4, 6),), "pass_score": (1.0,)})
+    assert not faults, "\n".join(faults)
+
+
 BASES = {
     "Options", "BatchFunction", "CorrectionOptions", "SurrogateOptions", "SamplingOptions", "KLOptions", "OnPolicy", "KLReward",
-    "GAEOptions", "KLRewardFunction", "ShareOptions", "Marks", "MarkedLoss", "AdvantageOptions", "LossOptions", "KLLossOptions", "KLCovOptions",
-    "ClipCovOptions", "StepOptions",
+    "GAEOptions", "KLRewardFunction", "ShareOptions", "Marks", "MarkedLoss", "AdvantageOptions", "LossOptions", "KLLossOptions",
+    "KLCovOptions",
+    "ClipCovOptions", "StepOptions", "TemperatureOptions", "DivergenceOptions", "PartOptions", "PassOptions",
 }  # fmt: skip
 """Classes that others inherit from, and nobody makes."""
 
@@ -721,7 +802,7 @@ def test_no_class_of_options_and_no_option_is_left_out():
             found.add(cls)
     tried = {getattr(hf, name) for name in (*NAMES, "DPO", "BradleyTerry", "CostLoss", "CrossEntropy", "OverlongPenalty")}
     tried |= {module.Advantages for module in FUNCTIONS.values()} | {*POLICY_LOSSES.values()}
-    tried |= {ValueLoss, DPOLoss, PretrainingMix, kl_cov.Largest, clip_cov.Drawn}
+    tried |= {ValueLoss, DPOLoss, PretrainingMix, kl_cov.Largest, clip_cov.Drawn, NormalisedWeights, hf.PassAtK}
     assert found == tried
     without = [f"{cls.__name__}.{field.name}" for cls in tried for field in dataclasses.fields(cls) if field.name not in CHANGES]
     assert not without, f"no other value is tried of {without}"

@@ -20,7 +20,8 @@ from hfsdk.core.experiment import FORMAT, read_baseline
 
 EVERY = [
     "DPO", "GRPO", "PPO", "RLOO", "ReMax", "ReinforcePlusPlus", "SafeRLHF", "GSPO", "CISPO", "DAPO", "DrGRPO", "OPO",
-    "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation",
+    "ReinforcePlusPlusBaseline", "KLCov", "ClipCov", "ProcessGRPO", "Distillation", "SAPO", "GMPO", "GPG", "DPPO", "GDPO",
+    "PassAtKTraining",
 ]  # fmt: skip
 
 
@@ -43,6 +44,14 @@ EVERY = [
     (lambda: hf.DPO(kl_coef=0.1), ("'kl_coef'", "DPO(beta=...)")),
     (lambda: hf.DAPO(batch_multiplier=3.0), ("'batch_multiplier'", "DAPO(oversample=...)")),
     (lambda: hf.KLCov(kl_cov_ratio=2e-3), ("'kl_cov_ratio'", "KLCov(share=...)")),
+    (lambda: hf.GRPO(use_bias_correction_kl=True), ("'use_bias_correction_kl'", "GRPO(kl_by_ratio=...)")),
+    (lambda: hf.SAPO(sapo_temperature_neg=1.05), ("'sapo_temperature_neg'", "SAPO(tau_neg=...)")),
+    (lambda: hf.GRPO(sapo_temperature_neg=1.05), ("'sapo_temperature_neg'", "hf.SAPO()")),
+    (lambda: hf.GRPO(multi_objective_aggregation=1), ("'multi_objective_aggregation'", "hf.GDPO()")),
+    (lambda: hf.GDPO(gdpo_reward_keys=["a"]), ("'gdpo_reward_keys'", "GDPO(parts=...)")),
+    (lambda: hf.GRPO(rollout_is_batch_normalize=True), ("'rollout_is_batch_normalize'", "GRPO(tis_normalise=...)")),
+    (lambda: hf.GRPO(loss_mode="geo_mean"), ("'loss_mode'", "hf.GMPO()", "hf.GPG()")),
+    (lambda: hf.GRPO(aggregation="sapo"), ("aggregation='sapo'", "hf.SAPO()")),
     (lambda: hf.GRPO(importance_sampling_level=1), ("'importance_sampling_level'", "hf.GSPO()")),
     (lambda: hf.PPO(whiten_reward=True), ("'whiten_reward'", "'whiten_rewards'")),
     (lambda: hf.GRPO(stop=["\n"]), ("'stop'", "models.actor.generate(prompts, stop=", "eos_token_id")),
@@ -72,7 +81,8 @@ def test_every_other_name_leads_to_the_option():
             for other in set(others.split()) - set(mine):
                 known = [one for one, names in OTHER_NAMES.items() if other in names.split() and one in mine]
                 said = unknown_option(name, other, mine)
-                assert f"calls it {(known or [''])[0]}" in said or other == option, (name, other, said)
+                of_an_algorithm = not known and "hf." in said  # the option of another one, which is named
+                assert f"calls it {(known or [''])[0]}" in said or other == option or of_an_algorithm, (name, other, said)
     options = {field.name for name in [*EVERY, "OverlongPenalty"] for field in dataclasses.fields(getattr(hf, name))}
     assert set(OTHER_NAMES) <= options
 

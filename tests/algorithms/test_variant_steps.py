@@ -18,8 +18,12 @@ SHORT = {"max_new_tokens": 3, "n": 4}
 SCORED = [
     hf.GSPO(**SHORT), hf.CISPO(**SHORT), hf.DAPO(**SHORT), hf.DrGRPO(**SHORT), hf.OPO(**SHORT),
     hf.ReinforcePlusPlusBaseline(**SHORT, mini_batches=1), hf.KLCov(**SHORT), hf.ClipCov(**SHORT),
+    hf.SAPO(**SHORT, mini_batches=2), hf.GMPO(**SHORT, mini_batches=2), hf.GPG(**SHORT), hf.DPPO(**SHORT, mini_batches=2),
+    hf.DPPO(**SHORT, divergence="kl", clip=0.05, mini_batches=2, ratio_cap=5.0), hf.GDPO(**SHORT),
+    hf.PassAtKTraining(**SHORT, k=2, pass_score=2.5), hf.GRPO(**SHORT, kl_by_ratio=True, kl_coef=0.001, mini_batches=2),
     hf.ProcessGRPO(**SHORT, step_ends=[0, 1], kl_coef=0.0),
     hf.GRPO(**SHORT, tis_cap=2.0, tis_floor=0.5, tis_level="sequence", tis_bounds="mask"),
+    hf.GRPO(**SHORT, tis_cap=2.0, tis_level="geometric", tis_normalise=True),
 ]  # fmt: skip
 ALL = [*SCORED, hf.Distillation(max_new_tokens=3)]
 
@@ -156,6 +160,14 @@ def test_out_of_range():
         (lambda: hf.DAPO(oversample=0.5), "oversample=0.5"), (lambda: hf.OPO(n=1), "n=1", 2),
         (lambda: hf.ReinforcePlusPlusBaseline(kl="k1"), "kl='k1'", "k2"),
         (lambda: hf.ProcessGRPO(step_ends=["x"]), "step_ends", "'x'"),
+        (lambda: hf.SAPO(clip_high=0.3), "clip_high=0.3", "gate"), (lambda: hf.SAPO(tau_neg=0.0), "tau_neg=0.0"),
+        (lambda: hf.GMPO(dual_clip=3.0), "dual_clip=3.0", "None"), (lambda: hf.GPG(clip_high=0.3), "clip_high=0.3", "GPG"),
+        (lambda: hf.GPG(filter_groups=True), "filter_groups=True", "alpha"), (lambda: hf.DPPO(divergence="js"), "divergence='js'"),
+        (lambda: hf.DPPO(dual_clip=3.0), "dual_clip=3.0", "ratio_cap"), (lambda: hf.GDPO(weights=[1.0]), "weights", "parts", "1.0"),
+        (lambda: hf.GDPO(parts=["a", "b"], weights=[1.0]), "weights", "parts", 2),
+        (lambda: hf.PassAtKTraining(k=9), "k=9", "n", 8), (lambda: hf.PassAtKTraining(scale="batch"), "scale='batch'", "subsets"),
+        (lambda: hf.PassAtKTraining(increase_variance=True), "increase_variance=True"),
+        (lambda: hf.GRPO(tis_normalise=True), "tis_normalise=True", "tis_cap"), (lambda: hf.PassAtK(k=[0]), "k", 0),
         (lambda: hf.Distillation(kl_coef=0.0), "kl_coef=0.0"), (lambda: hf.GRPO(tis_level="row"), "tis_level='row'", "sequence"),
     ):  # fmt: skip
         with refuses(OptionError, *named):

@@ -141,7 +141,7 @@ class TestWeights:
         for peer in ("trl", "verl"):
             floor = self.case["floor"] if (peer, bounds) != ("verl", "truncate") else None
             options = CorrectionOptions(tis_cap=self.case["cap"], tis_floor=floor, tis_level=level, tis_bounds=bounds)
-            weights, outside = rollout_weights(old, rollout, options, token_batch(OF_RESPONSES))
+            weights, outside = rollout_weights(old, rollout, options, torch.tensor(LENGTHS))
             torch.testing.assert_close(weights, t(self.case[peer][mode]))
             assert bool(outside.any())
             assert not outside.all()

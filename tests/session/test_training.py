@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from expect import each, refuses
 
@@ -271,6 +273,30 @@ def test_evaluate_measures_so_many_prompts_and_moves_no_stream(session, ready, a
     assert session.evaluate(["one", "two"], num_samples=0).loc[0, "num_prompts"] == 2
     with refuses(hf.OptionError, "num_prompts", 0):
         session.evaluate(ready, num_prompts=0)
+
+
+def test_evaluate_tells_pass_at_k_and_its_error_is_that_of_prompts(session, actor):
+    """Of four responses to the first prompt one passes, of the second two, of the third none."""
+    passed = [1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0]
+    session.reward(lambda completions: [float(p) for p in passed[: len(completions)]])
+    ready = session.prompts(TEXTS, batch_size=2)
+    row = session.evaluate(ready, num_prompts=3, n=4, pass_at=(1, 2, 4)).loc[0]
+    found = [row["num_prompts"], row["pass_at_1"], row["pass_at_2"], row["pass_at_4"], row["score_mean"]]
+    assert found == pytest.approx([3, 1 / 4, (1 / 2 + 5 / 6 + 0) / 3, 2 / 3, 1 / 4])
+    assert row["score_stderr"] == pytest.approx(np.std([1 / 4, 1 / 2, 0]) / math.sqrt(3))
+    with refuses(hf.OptionError, "pass_at", "n=4"):
+        session.evaluate(ready, n=4, pass_at=(5,))
+
+
+def test_pass_at_k_is_a_metric_of_the_loop(session, ready):
+    class Several(OneCall):
+        def step(self, models, prompts):
+            return Step(models.reward.compute_scores(models.actor.generate(prompts, max_new_tokens=4, n=2)))
+
+    run = session.train(Several(), ready, steps=1, metrics=[hf.PassAtK(k=(1, 2), pass_score=4.0)])
+    assert run.history[["pass_at_1", "pass_at_2"]].loc[0].tolist() == [1.0, 1.0]
+    with refuses(hf.OptionError, "pass@3", "n=3", 2):
+        session.train(Several(), ready, steps=1, metrics=[hf.PassAtK(k=(3,))])
 
 
 # -- simulated

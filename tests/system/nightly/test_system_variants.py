@@ -20,6 +20,8 @@ def scores_that_differ(give_reward):
 VARIANTS = [
     hf.GSPO(**SHORT, mini_batches=2), hf.CISPO(**SHORT, mini_batches=2), hf.DrGRPO(**SHORT), hf.OPO(**SHORT),
     hf.ReinforcePlusPlusBaseline(**SHORT), hf.KLCov(**SHORT), hf.ClipCov(**SHORT), hf.Distillation(**SHORT),
+    hf.SAPO(**SHORT, mini_batches=2), hf.GMPO(**SHORT, mini_batches=2), hf.GPG(**SHORT), hf.DPPO(**SHORT, mini_batches=2),
+    hf.GDPO(**SHORT), hf.GRPO(**SHORT, tis_cap=2.0, tis_level="geometric", tis_normalise=True, mini_batches=2),
     hf.GRPO(**SHORT, tis_cap=1.0 + 1e-6, tis_floor=1.0 - 1e-6, tis_level="sequence", tis_bounds="mask"),
 ]  # fmt: skip
 
