@@ -181,6 +181,23 @@ NAMED = [
     ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "hf.ClipCov("),
     ("algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_2.0",
      "tis_cap=2.0, tis_floor=0.5, tis_bounds='mask'"),
+    ("algorithm.rollout_correction.rollout_is=geometric algorithm.rollout_correction.rollout_is_batch_normalize=True",
+     "tis_cap=2.0, tis_level='geometric', tis_normalise=True"),
+    ({"loss_type": "sapo", "sapo_temperature_neg": 1.2}, "hf.SAPO(max_new_tokens=512, tau_neg=1.2"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, "hf.GDPO("),
+    ({"beta": 0.04}, "kl_by_ratio=True"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_pos=0.5", "hf.SAPO(max_new_tokens=512, n=4, "
+     "mini_batches=4, tau_pos=0.5"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio_low=0.3", "hf.GMPO(max_new_tokens=512, "
+     "n=4, clip=0.3, clip_high=0.2"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=gpg algorithm.adv_estimator=gpg", "hf.GPG("),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_kl actor_rollout_ref.actor.clip_ratio_low=0.05 "
+     "actor_rollout_ref.actor.clip_ratio_high=0.05", "divergence='kl', ratio_cap=3.0"),
+    ("algorithm.adv_estimator=gdpo", "hf.GDPO("),
+    ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=kl+", "kl='k1+'"),
+    ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse", "kl='k2'"),
+    ("actor_rollout_ref.actor.use_kl_loss=True algorithm.adv_estimator=reinforce_plus_plus_baseline", "kl='k3'"),
+    ("algorithm.use_kl_in_reward=True algorithm.adv_estimator=rloo algorithm.kl_penalty=low_var_kl", "kl='k3'"),
     ("algorithm.adv_estimator=opo", "hf.OPO("),
     ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "hf.ReinforcePlusPlusBaseline("),
 ]  # fmt: skip
@@ -194,6 +211,21 @@ def test_the_algorithm_that_a_configuration_names_is_hfsdks_own(config, code):
     found = hf.explain({"num_generations": 8, **config} if "actor_rollout_ref.rollout.n" not in config else config)
     assert code in found.code.replace("aggregation='token_mean', ", "")
     assert "hfsdk has no" not in found.code
+
+
+@each("config", [
+    {f"{A}policy_loss.loss_mode": "gpg"}, {"algorithm.adv_estimator": "gpg"}, {"algorithm.adv_estimator": "grpo_passk"},
+    {"algorithm.adv_estimator": "gdpo", f"{A}policy_loss.loss_mode": "sapo"},
+])  # fmt: skip
+def test_what_is_half_an_algorithm_of_hfsdks_is_told_as_none(config):
+    assert "hfsdk has no" in hf.explain({**DOUBTS, **config}).code
+
+
+def test_keys_of_gdpo_are_known_and_change_what_is_learned_alone():
+    keys = {"algorithm.gdpo_reward_keys": ["accuracy", "format"], "algorithm.gdpo_reward_weights": [1.0, 0.5]}
+    found = hf.explain({**DOUBTS, "algorithm.adv_estimator": "gdpo", **keys})
+    assert set(found.withheld) == {"learning"}
+    assert found["samples"] == 5120
 
 
 def test_code_of_a_model_that_is_no_preset_holds_its_numbers():

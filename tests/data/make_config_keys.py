@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+OF_VERLS_CODE = ("model_engine", "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights")
+"""Keys that verl reads and that none of its YAML has; the last two are fields of ``AlgoConfig``."""
 KEYS = Path(__file__).parents[2] / "hfsdk" / "planner" / "configs" / "keys"
 UNKNOWN = object()
 """The default of a key whose value is worked out when it runs."""
@@ -112,7 +114,7 @@ def main(verl: Path, trl: Path, trl_ppo: Path, accelerate: Path, openrlhf: Path,
     configs = verl / "trainer" / "config"
     first = [configs / f"_generated_ppo_{engine}trainer.yaml" for engine in ("", "megatron_")]
     of_verl = yaml_keys([*first, *sorted(set(configs.glob("_generated_ppo_*.yaml")) - set(first))], 2)
-    write("verl", "verl 0.9.1", of_verl | {"model_engine": UNKNOWN})
+    write("verl", "verl 0.9.1", of_verl | dict.fromkeys(OF_VERLS_CODE, UNKNOWN))
     import transformers.training_args as arguments
 
     named = field_defaults(Path(arguments.__file__)) | field_defaults(trl / "trainer" / "model_config.py")

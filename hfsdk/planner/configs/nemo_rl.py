@@ -76,7 +76,7 @@ PPO_DEFAULTS: dict[str, Any] = {
     "loss_fn.ratio_clip_max": 0.28, "loss_fn.ratio_clip_c": 10,
 }  # fmt: skip
 
-OURS = {"grpo": "GRPO", "reinforce_plus_plus": "ReinforcePlusPlus", "gae": "PPO"}
+OURS = {"grpo": "GRPO", "gdpo": "GDPO", "reinforce_plus_plus": "ReinforcePlusPlus", "gae": "PPO"}
 
 
 def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:

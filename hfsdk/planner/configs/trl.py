@@ -51,7 +51,8 @@ GRPO_DEFAULTS: dict[str, Any] = {
     "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False,
     "vllm_max_model_length": None, "entropy_coef": 0.0, "auto_find_batch_size": False, "importance_sampling_level": "token",
     "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": "sequence_mask",
-    "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None,
+    "vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None, "sapo_temperature_pos": 1.0,
+    "sapo_temperature_neg": 1.05, "multi_objective_aggregation": "sum_then_normalize", "use_bias_correction_kl": True,
 }  # fmt: skip
 PPO_DEFAULTS: dict[str, Any] = {
     **COMMON, "learning_rate": 3e-6, "num_mini_batches": 1, "num_ppo_epochs": 4, "response_length": 53, "temperature": 0.7,
@@ -66,6 +67,7 @@ AGGREGATIONS = {
     "dapo": "token_mean",
     "dr_grpo": "fixed_length",
     "cispo": "token_mean",
+    "sapo": "sequence_mean",
 }
 Rule = Callable[..., None]
 
@@ -213,9 +215,14 @@ def _lora(s: Settings, rule: Rule, assumed: dict[str, str]) -> LoRA | None:
 
 
 def _ours(s: Settings) -> str:
-    if s.one_of("importance_sampling_level", ("token", "sequence"), "learning") == "sequence":
-        return "GSPO"
-    return {"cispo": "CISPO", "dr_grpo": "DrGRPO"}.get(s.text("loss_type"), "GRPO")
+    by_sequence = s.one_of("importance_sampling_level", ("token", "sequence"), "learning") == "sequence"
+    summed = s.one_of("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"), "learning")
+    loss = s.text("loss_type")
+    if summed == "normalize_then_sum":  # with another ratio or loss than GRPO's there is no class for it
+        return "GDPO" if not by_sequence and loss in ("grpo", "bnpo", "dapo", "dr_grpo") else ""
+    if by_sequence:
+        return "GSPO" if loss != "sapo" else ""
+    return {"cispo": "CISPO", "dr_grpo": "DrGRPO", "sapo": "SAPO"}.get(loss, "GRPO")
 
 
 def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
@@ -228,6 +235,11 @@ def _grpo_options(s: Settings, copies: int, response: int) -> dict[str, Any]:
         "clip_high": None if high is None else s.number("epsilon_high"),
         "scale": scale if isinstance(scale, str) else "group" if scale else "none",
     }  # fmt: skip
+    if loss == "sapo":
+        gate = {"tau_pos": s.number("sapo_temperature_pos"), "tau_neg": s.number("sapo_temperature_neg")}
+        options |= {"clip": None, "clip_high": None, "dual_clip": None, **gate}
+    if options["kl_coef"]:
+        options["kl_by_ratio"] = s.yes("use_bias_correction_kl")
     if loss == "cispo":  # it bounds the weight itself by epsilon_high, hfsdk its distance from 1
         options |= {"clip": None, "clip_high": s.number("epsilon_high") - 1.0 if high is not None else None}
     if s.yes("use_vllm") and s.yes("vllm_importance_sampling_correction"):

@@ -19,26 +19,24 @@ from hfsdk.planner.configs.experts_asked import expert_rule, shared_experts
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import rules_into
+from hfsdk.planner.configs.verl_options import A, R, algorithm_of, options_of
+from hfsdk.planner.configs.verl_options import DEFAULTS as OF_OPTIONS
 from hfsdk.planner.configs.zero_and_fsdp import fsdp1_rule
 
 RELEASE, VALIDATE = "0.9.1", "verl/workers/config/actor.py, ActorConfig.validate"
-A, R, T = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "trainer."
+T = "trainer."
 TRAIN, MINI, N = "data.train_batch_size", f"{A}ppo_mini_batch_size", f"{R}n"
 MICRO, OLD_MICRO, DYNAMIC, TOKENS = (
     f"{A}{key}" for key in ("ppo_micro_batch_size_per_gpu", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 )
-REF, CORRECTION = "actor_rollout_ref.ref.", "algorithm.rollout_correction."
+REF = "actor_rollout_ref.ref."
 MODELS = ("actor_rollout_ref.model.", "critic.model.")
 RECOMPUTE = f"{A}megatron.override_transformer_config.recompute_granularity"
 
 DEFAULTS: dict[str, Any] = {
     TRAIN: 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
     N: 1, MINI: 256, MICRO: None, OLD_MICRO: None, DYNAMIC: False, TOKENS: 16384,
-    f"{A}ppo_epochs": 1, f"{A}clip_ratio_low": 0.2, f"{A}clip_ratio_high": 0.2, f"{A}entropy_coeff": 0,
-    f"{A}loss_agg_mode": "token-mean", f"{A}use_kl_loss": False, f"{A}kl_loss_coef": 0.001, f"{A}strategy": "fsdp",
-    f"{A}policy_loss.loss_mode": "vanilla", f"{A}policy_loss.clip_cov_ratio": 0.0002, f"{A}policy_loss.clip_cov_lb": 1.0,
-    f"{A}policy_loss.clip_cov_ub": 5.0, f"{A}policy_loss.kl_cov_ratio": 0.0002, f"{A}policy_loss.ppo_kl_coef": 0.1,
-    f"{CORRECTION}rollout_is": None, f"{CORRECTION}rollout_is_threshold": 2.0,
+    **OF_OPTIONS, f"{A}ppo_epochs": 1, f"{A}strategy": "fsdp",
     f"{A}optim.lr": 1e-6, f"{A}ulysses_sequence_parallel_size": 1, f"{A}fsdp_config.ulysses_sequence_parallel_size": 1,
     "reward_model.enable": False, "reward_model.model.path": None, f"{A}fsdp_config.fsdp_size": -1,
     f"{A}fsdp_config.model_dtype": "fp32", f"{A}fsdp_config.param_offload": False,
@@ -56,7 +54,7 @@ DEFAULTS: dict[str, Any] = {
     },
     f"{R}name": None, f"{R}tensor_model_parallel_size": 2, f"{R}data_parallel_size": 1, f"{R}pipeline_model_parallel_size": 1,
     f"{R}expert_parallel_size": 1, f"{R}max_model_len": None, f"{R}max_num_seqs": 1024, f"{R}max_num_batched_tokens": 8192,
-    f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True, f"{R}temperature": 1.0,
+    f"{R}gpu_memory_utilization": 0.5, f"{R}free_cache_engine": True,
     f"{R}log_prob_micro_batch_size": None, f"{R}log_prob_micro_batch_size_per_gpu": None,
     f"{R}log_prob_use_dynamic_bsz": f"${{oc.select:{DYNAMIC},False}}",
     f"{R}log_prob_max_token_len_per_gpu": f"${{oc.select:{TOKENS},16384}}",
@@ -68,9 +66,7 @@ DEFAULTS: dict[str, Any] = {
     "critic.ppo_micro_batch_size": None, "critic.ppo_micro_batch_size_per_gpu": None,
     "critic.use_dynamic_bsz": f"${{{DYNAMIC}}}", "critic.ppo_max_token_len_per_gpu": 32768, "critic.optim.lr": 1e-5,
     "critic.model.enable_gradient_checkpointing": True, "critic.fsdp.param_offload": False, "critic.fsdp.optimizer_offload": False,
-    "critic.cliprange_value": 0.5,
-    "algorithm.adv_estimator": "gae", "algorithm.gamma": 1.0, "algorithm.lam": 1.0, "algorithm.use_kl_in_reward": False,
-    "algorithm.kl_ctrl.kl_coef": 0.001, "algorithm.norm_adv_by_std_in_grpo": True, "reward.reward_model.enable": False,
+    "algorithm.adv_estimator": "gae", "reward.reward_model.enable": False,
     "reward.reward_model.model_path": None, f"{T}n_gpus_per_node": 8, f"{T}nnodes": 1, f"{T}use_v1": True,
     "model_engine": None,
 }  # fmt: skip
@@ -86,17 +82,6 @@ MISSING = "???"
 """hydra's sign for what has to be given yet."""
 
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
-
-OURS = {
-    "gae": "PPO", "grpo": "GRPO", "rloo": "RLOO", "remax": "ReMax", "reinforce_plus_plus": "ReinforcePlusPlus", "opo": "OPO",
-    "reinforce_plus_plus_baseline": "ReinforcePlusPlusBaseline",
-}  # fmt: skip
-"""``algorithm.adv_estimator`` -> hfsdk's class."""
-
-LOSSES = {"gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "ClipCov"}
-"""``policy_loss.loss_mode`` with the estimator ``grpo`` -> hfsdk's class."""
-
-AGGREGATIONS = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean", "seq-mean-token-sum": "sequence_sum"}
 
 
 def named_now(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -147,8 +132,8 @@ def read_verl(settings: Settings) -> StepConfig:
     _left_out(s, megatron, loras)
     roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens, *loras)
     return StepConfig(
-        system="verl", release=RELEASE, algorithm=estimator, ours=_ours(s, estimator),
-        options=_options(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
+        system="verl", release=RELEASE, algorithm=estimator, ours=algorithm_of(s, estimator),
+        options=options_of(s, estimator, response, copies), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
         rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, rounding="up", how=how,
@@ -295,54 +280,6 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
 def _given(s: Settings, key: str) -> int:
     """Return a size of the generating engine, 0 where it is not given."""
     return s.whole(f"{R}{key}") if s.has(f"{R}{key}") else 0
-
-
-def _options(s: Settings, estimator: str, response: int, copies: int) -> dict[str, Any]:
-    in_loss, in_reward = s.yes(f"{A}use_kl_loss"), s.yes("algorithm.use_kl_in_reward")
-    coef = s.number(f"{A}kl_loss_coef") if in_loss else s.number("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
-    low, high = s.number(f"{A}clip_ratio_low"), s.number(f"{A}clip_ratio_high")
-    options = {
-        "n": copies, "max_new_tokens": response, "temperature": s.number(f"{R}temperature"), "kl_coef": coef, "clip": low,
-        "clip_high": high if high != low else None, "entropy_coef": s.number(f"{A}entropy_coeff"),
-        "aggregation": AGGREGATIONS.get(s.one_of(f"{A}loss_agg_mode", tuple(AGGREGATIONS), "learning")),
-    }  # fmt: skip
-    if estimator == "gae":
-        options |= {"gamma": s.number("algorithm.gamma"), "lam": s.number("algorithm.lam")}
-        options |= {"value_clip": s.number("critic.cliprange_value"), "kl_in": "loss" if in_loss and coef else None}
-        options |= {"kl": "k3"} if in_loss and coef else {}
-    options |= _options_of_loss(s, s.text(f"{A}policy_loss.loss_mode")) | _correction(s)
-    if estimator == "grpo":
-        options["scale"] = "group" if s.yes("algorithm.norm_adv_by_std_in_grpo") else "none"
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _ours(s: Settings, estimator: str) -> str:
-    ours = OURS.get(estimator, "")
-    mode = s.one_of(f"{A}policy_loss.loss_mode", ("vanilla", *LOSSES), "learning")
-    return LOSSES.get(mode, ours) if estimator == "grpo" else ours
-
-
-def _options_of_loss(s: Settings, mode: str) -> dict[str, Any]:
-    loss = f"{A}policy_loss."
-    if mode == "kl_cov":
-        return {"share": s.number(f"{loss}kl_cov_ratio"), "old_kl_coef": s.number(f"{loss}ppo_kl_coef"), "clip_high": None}
-    if mode == "clip_cov":
-        bounds = {"low": s.number(f"{loss}clip_cov_lb"), "high": s.number(f"{loss}clip_cov_ub")}
-        return {"share": s.number(f"{loss}clip_cov_ratio"), **bounds}
-    return {}
-
-
-def _correction(s: Settings) -> dict[str, Any]:
-    """Return the weights of the rollout's log-probs: a threshold of one number truncates them, ``"lower_upper"`` masks them."""
-    level, threshold = s.value(f"{CORRECTION}rollout_is"), str(s.value(f"{CORRECTION}rollout_is_threshold"))
-    try:
-        *floor, cap = (float(bound) for bound in threshold.split("_"))
-    except ValueError:
-        return {}
-    if level not in ("token", "sequence"):
-        return {}
-    found = {"tis_cap": cap, "tis_level": level}
-    return found | {"tis_floor": floor[0], "tis_bounds": "mask"} if floor else found
 
 
 def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: bool) -> list[Finding]:
