@@ -79,7 +79,9 @@ class Advantages(PassOptions, grpo.Advantages):
         """
         k = min(self.k, size)
         fails = comb(wrong, k) / comb(size, k)
-        with_this = comb(wrong - 1, k - 1) / comb(size - 1, k - 1) if wrong else 0.0
+        if fails in (0.0, 1.0):
+            return 0.0, 0.0
+        with_this = comb(wrong - 1, k - 1) / comb(size - 1, k - 1)
         sigma = (fails * (1.0 - fails)) ** 0.5 + self.epsilon if self.scale == "group" else 1.0
         return fails / sigma, (fails - with_this) / sigma
 

@@ -188,8 +188,8 @@ NAMED = [
     ({"beta": 0.04}, "kl_by_ratio=True"),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_pos=0.5", "hf.SAPO(max_new_tokens=512, n=4, "
      "mini_batches=4, tau_pos=0.5"),
-    ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio_low=0.3", "hf.GMPO(max_new_tokens=512, "
-     "n=4, clip=0.3, clip_high=0.2"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean actor_rollout_ref.actor.clip_ratio_low=0.3",
+     "hf.GMPO(max_new_tokens=512, n=4, clip=0.3, clip_high=0.2"),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=gpg algorithm.adv_estimator=gpg", "hf.GPG("),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=dppo_kl actor_rollout_ref.actor.clip_ratio_low=0.05 "
      "actor_rollout_ref.actor.clip_ratio_high=0.05", "divergence='kl', ratio_cap=3.0"),

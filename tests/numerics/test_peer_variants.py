@@ -10,16 +10,22 @@ import torch
 from expect import refuses
 
 import hfsdk as hf
-from hfsdk.algorithms import covariance, distillation, opo, process, reinforce_pp_baseline, rlmath
+from hfsdk.algorithms import covariance, distillation, gdpo, gpg, opo, pass_at_k, process, reinforce_pp_baseline, rlmath
 from hfsdk.algorithms.cispo import CISPOLoss
 from hfsdk.algorithms.clip_cov import ClipCovLoss, Drawn
+from hfsdk.algorithms.dppo import DPPOLoss
 from hfsdk.algorithms.filtering import OTHER, Concatenation
+from hfsdk.algorithms.gmpo import GMPOLoss
+from hfsdk.algorithms.gpg import GPGLoss
 from hfsdk.algorithms.gspo import GSPOLoss
 from hfsdk.algorithms.kl_cov import KLCovLoss, Largest
 from hfsdk.algorithms.losses import PolicyLoss
-from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
+from hfsdk.algorithms.pass_rate import pass_at_k as rate
+from hfsdk.algorithms.rollout_correction import CorrectionOptions, NormalisedWeights, rollout_weights
+from hfsdk.algorithms.sapo import SAPOLoss
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
+from hfsdk.core.unscored import NOT_SCORED
 from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_variants.json").read_text())
@@ -56,8 +62,11 @@ def check(found, wanted, values=True):
         assert loss == pytest.approx(wanted["loss"], rel=2e-5)
 
 
+TAKEN = ("clip", "clip_high", "old_kl_coef", "tau_pos", "tau_neg", "ratio_cap", "kl_coef")
+
+
 def made(loss, peer, name, **options):
-    return loss(**{k: v for k, v in ORACLE["options"][peer][name].items() if k in ("clip", "clip_high", "old_kl_coef")}, **options)
+    return loss(**{k: v for k, v in ORACLE["options"][peer][name].items() if k in TAKEN}, **options)
 
 
 class TestLosses:
@@ -84,6 +93,33 @@ class TestLosses:
         ours = {"dapo": hf.DAPO(), "dr_grpo": hf.DrGRPO(max_new_tokens=7)}[name]
         assert ours.policy_loss.aggregation == aggregation
         assert (ours.policy_loss.fixed_length, ours.policy_loss.kl_coef) == (more.get("fixed_length", 0), 0)
+
+    def test_sapo_is_trls_and_verls(self):
+        check(run(made(SAPOLoss, "trl", "sapo", aggregation="sequence_mean"), OF_RESPONSES), ORACLE["trl"]["sapo"])
+        check(run(made(SAPOLoss, "verl", "sapo", aggregation="sequence_mean"), COLUMNS["token_advantages"]), ORACLE["verl"]["sapo"])
+
+    def test_gmpo_is_verls_whose_loss_is_of_the_response(self):
+        """The mean over responses of -A times the geometric mean of clipped ratios; here it stands on every token."""
+        loss = made(GMPOLoss, "verl", "geo_mean", aggregation="sequence_mean")
+        check(run(loss, OF_RESPONSES), ORACLE["verl"]["geo_mean"])
+        _, ratio, clipped, _ = loss.surrogate(ModelOutput(log_probs=t(COLUMNS["log_probs"])), token_batch(OF_RESPONSES))
+        assert bool(clipped.any())
+        assert not clipped.all()
+        assert all(np.ptp(ratio[a : a + n].numpy()) < 1e-6 for a, n in zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False))
+
+    def test_gpg_is_verls(self):
+        check(run(made(GPGLoss, "verl", "gpg"), COLUMNS["token_advantages"]), ORACLE["verl"]["gpg"])
+
+    @pytest.mark.parametrize("kind", ["tv", "kl"])
+    def test_dppo_is_verls(self, kind):
+        loss = made(DPPOLoss, "verl", f"dppo_{kind}", divergence=kind)
+        check(run(loss, COLUMNS["token_advantages"]), ORACLE["verl"][f"dppo_{kind}"])
+        gated = loss.surrogate(ModelOutput(log_probs=t(COLUMNS["log_probs"])), token_batch(COLUMNS["token_advantages"]))[2]
+        assert 0 < gated.sum() < len(gated)
+
+    def test_the_kl_by_the_ratio_is_trls(self):
+        found = run(made(PolicyLoss, "trl", "kl_by_ratio", aggregation="sequence_mean", kl_by_ratio=True), OF_RESPONSES)
+        check(found, ORACLE["trl"]["kl_by_ratio"])
 
     def test_kl_cov_is_verls(self):
         mask = self.marks(Largest(share=ORACLE["options"]["verl"]["kl_cov"]["share"]))
@@ -123,6 +159,57 @@ class TestAdvantages:
         found = module.Advantages(kl_coef=0.0, alone="score")(Table(rows))["advantages"]
         np.testing.assert_allclose(found.flat, self.case["expected"][name], rtol=1e-5)
 
+    def test_gdpo_is_trls_and_verls(self):
+        """TRL adds 1e-4 to deviations and verl normalises over tokens; a part that gives nothing is left out of a sample's sum."""
+        case = ORACLE["several_rewards"]
+        response = Ragged.from_lengths(np.zeros(sum(case["lengths"]), np.int32), case["lengths"])
+        parts = {f"scores_of_of_{k}": np.float32([NOT_SCORED if row[k] is None else row[k] for row in case["rewards"]]) for k in range(3)}
+        table = Table({"response": response, "group": np.array(case["group"]), "scores": np.zeros(8, np.float32), **parts})
+        names, weights = [f"of_{k}" for k in range(3)], case["weights"]
+        found = gdpo.Advantages(parts=names, weights=weights, epsilon=1e-4)(table)["advantages"]
+        np.testing.assert_allclose([row[0] for row in found], case["trl"], rtol=2e-6)
+        two = gdpo.Advantages(parts=names[:2], weights=weights[:2], epsilon=1e-6)(table)["advantages"]
+        ours, theirs = two.flat, np.array(case["verl"])
+        differ = np.ptp(theirs) / np.ptp(ours)  # by the deviation over tokens and their mean alone
+        np.testing.assert_allclose(theirs - theirs.mean(), differ * (ours - ours.mean()), atol=1e-5)
+
+    def test_of_one_reward_gdpo_is_grpo_of_variance_1(self):
+        scores, group = np.float32([1, 0, 0, 5, 5, 5, 2, 3]), np.array([0, 0, 0, 1, 1, 1, 2, 2])
+        table = Table({"response": Ragged.of([[1]] * 8, np.int32), "group": group, "scores": scores})
+        found = gdpo.Advantages()(table)["advantages"].flat
+        plain = hf.algorithms.grpo.group_advantages(t(scores), torch.tensor(group))
+        np.testing.assert_allclose(found, plain / plain.std(), rtol=1e-5)
+        assert (found[3:6] == 0).all(), "exactly: a group of one score teaches nothing"
+
+    def test_gpg_makes_up_for_groups_that_teach_nothing(self):
+        """Of eight responses three are in a group of one score, one is alone: alpha is 8 / 4."""
+        found = gpg.Advantages()(Table({
+            "response": Ragged.of([[1]] * 8, np.int32), "group": np.array([0, 0, 1, 1, 1, 2, 2, 3]),
+            "scores": np.float32([1, 0, 5, 5, 5, 2, 4, 9]),
+        }))["advantages"].flat  # fmt: skip
+        np.testing.assert_allclose(found, [1, -1, 0, 0, 0, -2, 2, 0])
+        nothing = gpg.accurate(torch.zeros(3), torch.tensor([0, 0, 0]))
+        assert nothing.tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize(("size", "wrong", "k"), [(8, 3, 4), (8, 8, 4), (8, 0, 4), (8, 7, 8), (5, 2, 1), (16, 12, 3)])
+    def test_advantages_of_pass_at_k_sum_to_0_and_have_the_deviation_of_the_subsets(self, size, wrong, k):
+        """Section 3.4's closed form; with k of 1 it is the score in deviations of a group of right and wrong."""
+        right, other = pass_at_k.Advantages(k=k, scale="none").of_group(size, wrong)
+        assert (size - wrong) * right + wrong * other == pytest.approx(0, abs=1e-12)
+        share = rate(size, size - wrong, k)
+        scaled = pass_at_k.Advantages(k=k, epsilon=1e-12).of_group(size, wrong)[0]
+        assert scaled == pytest.approx(right / math.sqrt(share * (1 - share)) if 0 < share < 1 else 0)
+        if k == 1:
+            assert (right, other) == pytest.approx((wrong / size, wrong / size - 1))
+
+    def test_pass_at_k_of_many(self):
+        assert rate(1000, 1, 1000) == 1
+        assert rate(200, 3, 50) == pytest.approx(1 - math.comb(197, 50) / math.comb(200, 50))
+        assert [rate(4, c, 2) for c in range(5)] == pytest.approx([0, 1 / 2, 5 / 6, 1, 1])
+        for n, c, k in ((4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)):
+            with refuses(OptionError, f"n={n}, c={c}, k={k}"):
+                rate(n, c, k)
+
     def test_the_optimal_baseline_by_hand(self):
         """Lengths 1 and 3 with scores 4 and 0: (1 * 4 + 3 * 0) / 4 = 1. Equal scores and a group of one get exactly 0."""
         scores, group, lengths = t([4, 0, 0.1, 0.1, 5]), torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1, 3, 7, 2, 4])
@@ -145,6 +232,24 @@ class TestWeights:
             torch.testing.assert_close(weights, t(self.case[peer][mode]))
             assert bool(outside.any())
             assert not outside.all()
+
+    @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+    def test_point_11_weights_of_mean_1_are_verls(self, mode):
+        level, _, bounds = mode.partition("_")
+        floor = self.case["floor"] if bounds == "mask" else None
+        function = NormalisedWeights(tis_cap=self.case["cap"], tis_floor=floor, tis_level=level, tis_bounds=bounds)
+        columns = {name: COLUMNS[name] for name in ("old_log_probs", "rollout_log_probs")} | {"advantages": OF_RESPONSES}
+        rows = {name: Ragged.from_lengths(np.array(column, np.float32), LENGTHS) for name, column in columns.items()}
+        found = function(Table(rows))["tis_weights"].flat
+        np.testing.assert_allclose(found, self.case["verl"][f"{mode}_normalised"], rtol=1e-5)
+
+    def test_point_11_a_geometric_mean_is_of_the_tokens_ratios(self):
+        old, rollout = t(COLUMNS["old_log_probs"]), t(COLUMNS["rollout_log_probs"])
+        weights, _ = rollout_weights(old, rollout, CorrectionOptions(tis_cap=9.0, tis_level="geometric"), torch.tensor(LENGTHS))
+        starts = np.cumsum([0, *LENGTHS])
+        for start, length in zip(starts, LENGTHS, strict=False):
+            mine = slice(start, start + length)
+            torch.testing.assert_close(weights[mine], (old - rollout)[mine].exp().prod().pow(1 / length).expand(length))
 
     def test_point_11_a_masked_response_has_no_gradient(self):
         plain = PolicyLoss(clip=1.0, clip_high=9.0)
@@ -256,7 +361,8 @@ def test_batches_are_put_one_after_the_other():
 def test_every_loss_is_the_plain_policy_gradient_before_anything_is_updated():
     """Where the ratio is 1 everywhere, all losses have the gradient of ``-A log pi``, whatever their clips."""
     b, old = token_batch(OF_RESPONSES, covariance_mask=np.ones(sum(LENGTHS))), t(COLUMNS["old_log_probs"]).float()
-    for loss in (PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss()):
+    losses = [PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss(), SAPOLoss(), GPGLoss()]
+    for loss in (*losses, GMPOLoss(clip=0.4), DPPOLoss(clip=0.15), DPPOLoss(clip=0.05, divergence="kl")):
         log_probs = old.clone().requires_grad_()
         per_token, ratio, clipped, _ = loss.surrogate(ModelOutput(log_probs=log_probs), b)
         torch.testing.assert_close(torch.autograd.grad(per_token.sum(), log_probs)[0], -b["advantages"])

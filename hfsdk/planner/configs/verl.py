@@ -19,8 +19,8 @@ from hfsdk.planner.configs.experts_asked import expert_rule, shared_experts
 from hfsdk.planner.configs.settings import Settings
 from hfsdk.planner.configs.step_config import BROKEN, NOTE, PHASES, Finding, RoleConfig, RolloutConfig, States, StepConfig
 from hfsdk.planner.configs.trl import rules_into
-from hfsdk.planner.configs.verl_options import A, R, algorithm_of, options_of
 from hfsdk.planner.configs.verl_options import DEFAULTS as OF_OPTIONS
+from hfsdk.planner.configs.verl_options import A, R, algorithm_of, options_of
 from hfsdk.planner.configs.zero_and_fsdp import fsdp1_rule
 
 RELEASE, VALIDATE = "0.9.1", "verl/workers/config/actor.py, ActorConfig.validate"

@@ -33,8 +33,8 @@ OURS = {
 """``algorithm.adv_estimator`` -> hfsdk's class, with the loss ``vanilla``."""
 
 LOSSES = {
-    "gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "ClipCov", "sapo": "SAPO", "geo_mean": "GMPO", "dppo_tv": "DPPO",
-    "dppo_kl": "DPPO", "gpg": "GPG",
+    "gspo": "GSPO", "cispo": "CISPO", "kl_cov": "KLCov", "clip_cov": "ClipCov", "sapo": "SAPO", "geo_mean": "GMPO",
+    "dppo_tv": "DPPO", "dppo_kl": "DPPO", "gpg": "GPG",
 }  # fmt: skip
 """``policy_loss.loss_mode`` -> hfsdk's class, with the estimator ``grpo``; that of ``gpg`` is ``gpg`` too."""
 
