@@ -174,6 +174,28 @@ def test_out_of_range():
             make()
 
 
+def test_gdpo_takes_the_parts_and_weights_of_the_sessions_reward():
+    with hf.Session.simulated("1x4 H200") as session:
+        session.reference(session.actor("tiny", train="dp4", rollout="tp1"))
+
+        def exact(completions):
+            return [0.0] * len(completions)
+
+        def brief(completions):
+            return [0.0] * len(completions)
+
+        session.reward([exact, brief], weights=[1.0, 0.2])
+        found = hf.GDPO(**SHORT).of_reward(session.models)
+        assert (found.parts, found.weights) == (("reward.exact", "reward.brief"), (1.0, 0.2))
+        own = hf.GDPO(**SHORT, parts=["reward.brief"])
+        assert own.of_reward(session.models) == own
+        step = hf.GDPO(**SHORT).step(session.models, session.prompts(["one", "two"], batch_size=2)[0])
+        step.actor.wait()
+        assert {"scores_of_reward.exact", "scores_of_reward.brief", "advantages"} <= set(step.batch.columns)
+        with refuses(ColumnError, "scores_of_long"):
+            hf.GDPO(**SHORT, parts=["long"]).with_advantages(step.batch)
+
+
 def test_in_a_simulated_session():
     """All in one: calls, lengths and times are there, and DAPO draws what it wants."""
     with hf.Session.simulated("1x4 H200") as session:

@@ -303,6 +303,19 @@ class TestWhatIsLeftOut:
         assert grad.isfinite().all()
         assert per_token[2] == 0
 
+    def test_of_the_divergences_gate(self):
+        """A token that went to probability 0 against its advantage, and one whose ratio is infinite, are both gated."""
+        for kind, bound in (("tv", 0.15), ("kl", 0.05)):
+            loss = DPPOLoss(divergence=kind, clip=bound, log_ratio_clamp="none")
+            out = ModelOutput(log_probs=torch.tensor([-math.inf, -1e-3, -1.0], requires_grad=True), entropy=torch.ones(3))
+            columns = {"advantages": [-1.0, 1.0, 1.0], "old_log_probs": [-1.0, -200.0, -1.0], "response": [0.0] * 3}
+            rows = {name: Ragged.from_lengths(np.asarray(column, np.float32), [3]) for name, column in columns.items()}
+            per_token, ratio, gated, _ = loss.surrogate(out, TokenBatch(Table(rows), num_tokens=3, num_rows=1))
+            assert gated.tolist() == [True, True, False]
+            assert ratio[1] == math.inf
+            assert per_token.tolist() == [0, 0, 1]
+            assert torch.autograd.grad(per_token.sum(), out.log_probs)[0].tolist() == [0, 0, -1]
+
     def test_of_masked_rollout_weights(self):
         loss = PolicyLoss(tis_cap=2.0, tis_bounds="mask", log_ratio_clamp="none", clip=1.0, clip_high=1e30)
         per_token, _ = self.loss(loss, [-0.5, -1.5, 200.0], rollout_log_probs=np.array([-1.0, -1.0, -9.0]))

@@ -324,6 +324,37 @@ class TestWhitening:
             assert rlmath.kl_estimate(-log_r, torch.zeros_like(log_r), kind).min() >= 0, kind
 
 
+class TestBinaryDivergence:
+    """Of "this token or another", against the same over a whole distribution, of which it is a lower bound."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_of_equal_policies_it_is_exactly_0_and_never_negative(self, dtype):
+        old = torch.cat([-torch.logspace(-30, 5, 2001), torch.tensor([0.0, -math.inf])]).to(dtype)
+        near = old + torch.randn(len(old), generator=torch.Generator().manual_seed(0)).to(dtype) * 1e-4
+        for kind in ("tv", "kl"):
+            assert (rlmath.binary_divergence(old, old, kind) == 0).all()
+            found = rlmath.binary_divergence(near, old, kind)
+            assert found.min() >= 0
+            assert not found.isnan().any()
+
+    def test_by_hand_and_at_the_ends(self):
+        """From 0.5 to 0.25 and back; a token that became impossible or certain."""
+        new, old = t([0.25, 0.5, 0.0, 1.0, 0.5]).log(), t([0.5, 0.25, 0.5, 0.5, 0.0]).log()
+        torch.testing.assert_close(rlmath.binary_divergence(new, old), t([0.25, 0.25, 0.5, 0.5, 0.5]))
+        kl = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.25 * math.log(0.5) + 0.75 * math.log(1.5), math.inf, math.inf, math.log(2)]
+        torch.testing.assert_close(rlmath.binary_divergence(new, old, "kl"), t(kl))
+
+    def test_it_is_at_most_that_of_the_whole_distributions(self):
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(20):
+            p, q = (torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0) for _ in range(2))
+            whole = {"tv": (p.exp() - q.exp()).abs().sum() / 2, "kl": (q.exp() * (q - p)).sum()}
+            for kind, most in whole.items():
+                assert rlmath.binary_divergence(p, q, kind).max() <= most + 1e-12
+        with refuses(OptionError, "'js'", "tv", "kl"):
+            rlmath.binary_divergence(p, q, "js")
+
+
 class TestPolicyLoss:
     old = t([-1.0, -1.0, -1.0, -1.0])
     advantages = t([1.0, 1.0, -1.0, -1.0])
