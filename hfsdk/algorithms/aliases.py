@@ -90,8 +90,9 @@ _ELSEWHERE = {
 _VALUES: dict[str, dict[object, str]] = {
     "aggregation": {"grpo": "sequence_mean", "bnpo": "token_mean", "dapo": "token_mean", "dr_grpo": "fixed_length"},
     "scale": {True: "group", False: "none"},
+    "kl": {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "kl+": "k1+", "low_var_kl+": "k3+"},
 }
-"""An option of hfsdk's -> what TRL's values of it (``loss_type``, ``scale_rewards``) are here."""
+"""An option of hfsdk's -> what TRL's values of it (``loss_type``, ``scale_rewards``), and verl's of ``kl``, are here."""
 
 _ALGORITHM_VALUES = {"aggregation": {"cispo": "hf.CISPO()", "sapo": "hf.SAPO()"}}
 """An option of hfsdk's -> TRL's values of it that are algorithms here."""
@@ -107,7 +108,8 @@ def check_value(what: str, name: str, value: Any) -> None:
         said = f"epsilon must be at most {MOST_EPSILON}, it is added to the standard deviation of the scores"
         raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; {said}") from None
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
-        raise OptionError(f"{what}: TRL's {name}={value!r} is {name}={ours!r} here") from None
+        whose = "verl" if name == "kl" else "TRL"
+        raise OptionError(f"{what}: {whose}'s {name}={value!r} is {name}={ours!r} here") from None
     if isinstance(value, str) and (whole := _ALGORITHM_VALUES.get(name, {}).get(value)):
         raise OptionError(f"{what}: TRL's {name}={value!r} is an algorithm here: {whole}") from None
 

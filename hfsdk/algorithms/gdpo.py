@@ -30,8 +30,8 @@ class PartOptions(Options):
     """Options of `advantages`, and with them of `GDPO`."""
 
     parts: tuple[Name, ...] = ()
-    """Names of the rewards, as columns ``scores_of_<name>`` have them: of ``session.reward([f, g])`` ``("reward.f", "reward.g")``. In a
-    step the default is all parts of the session's reward; elsewhere it is ``scores`` alone."""
+    """Names of the rewards, as columns ``scores_of_<name>`` have them: of ``session.reward([f, g])`` ``("reward.f", "reward.g")``.
+    In a step the default is all parts of the session's reward; elsewhere it is ``scores`` alone."""
     weights: tuple[float, ...] = ()
     """w_n: how much each counts after it is normalised; in a step the default is ``session.reward``'s, else 1 each."""
 

@@ -51,6 +51,7 @@ EVERY = [
     (lambda: hf.GDPO(gdpo_reward_keys=["a"]), ("'gdpo_reward_keys'", "GDPO(parts=...)")),
     (lambda: hf.GRPO(rollout_is_batch_normalize=True), ("'rollout_is_batch_normalize'", "GRPO(tis_normalise=...)")),
     (lambda: hf.GRPO(loss_mode="geo_mean"), ("'loss_mode'", "hf.GMPO()", "hf.GPG()")),
+    (lambda: hf.GRPO(kl="low_var_kl+"), ("verl's kl='low_var_kl+'", "kl='k3+'")),
     (lambda: hf.GRPO(aggregation="sapo"), ("aggregation='sapo'", "hf.SAPO()")),
     (lambda: hf.GRPO(importance_sampling_level=1), ("'importance_sampling_level'", "hf.GSPO()")),
     (lambda: hf.PPO(whiten_reward=True), ("'whiten_reward'", "'whiten_rewards'")),
