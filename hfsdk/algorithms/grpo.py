@@ -2,7 +2,7 @@
 
 Against `PPO.step` the lines with the critic are gone, ``n`` responses answer each prompt, and a response's advantage, the
 same on all its tokens, is its score in standard deviations from its group's mean. The KL is in the loss. GRPOVI is an option of it;
-Dr. GRPO, DAPO, GSPO, CISPO, KL-Cov and Clip-Cov take its step and say in files of their own what they change.
+its variants (Dr. GRPO, DAPO, GSPO, SAPO, GDPO, ...) take its step and say in files of their own what they change.
 """
 
 from __future__ import annotations
