@@ -4,7 +4,8 @@
     python tests/data/make_variant_oracles.py /tmp/peers
 
 GSPO, CISPO, DAPO, Dr. GRPO, KL-Cov, Clip-Cov, SAPO, GMPO, GPG, DPPO, GDPO, OPO, REINFORCE++-baseline, distillation, the KL by the
-ratio, truncated, masked and normalised importance sampling. As in make_oracles.py, nothing of the peers is imported and none of their code is kept.
+ratio, truncated, masked and normalised importance sampling. As in make_oracles.py, nothing of the peers is imported and none of
+their code is kept.
 """
 
 import ast
@@ -64,7 +65,7 @@ def trl_losses(source, mask, x, scores, options):
         )  # fmt: skip
         here = {"torch": torch, "self": this, "mask": mask.double(), "per_token_logps": log_probs, "mode": "train",
                 "old_per_token_logps": x["old_log_probs"], "advantages": scores[:, None],
-                "inputs": {"num_items_in_batch": mask.sum(), "ref_per_token_logps": x["ref_log_probs"]}, "entropy_mask": None}  # fmt: skip
+                "inputs": {"num_items_in_batch": mask.sum(), "ref_per_token_logps": x["ref_log_probs"]}}  # fmt: skip
         unknown = 'raise ValueError(f"Unknown loss type'
         exec(stretch(source, "log_ratio = per_token_logps - old_per_token_logps", unknown), here)
         with_vllm = 'if self.use_vllm and self.vllm_importance_sampling_correction and self.loss_type != "vespo":'

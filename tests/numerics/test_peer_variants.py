@@ -163,7 +163,9 @@ class TestAdvantages:
         """TRL adds 1e-4 to deviations and verl normalises over tokens; a part that gives nothing is left out of a sample's sum."""
         case = ORACLE["several_rewards"]
         response = Ragged.from_lengths(np.zeros(sum(case["lengths"]), np.int32), case["lengths"])
-        parts = {f"scores_of_of_{k}": np.float32([NOT_SCORED if row[k] is None else row[k] for row in case["rewards"]]) for k in range(3)}
+        of_part = zip(*case["rewards"], strict=True)
+        columns = [np.float32([NOT_SCORED if x is None else x for x in column]) for column in of_part]
+        parts = {f"scores_of_of_{k}": column for k, column in enumerate(columns)}
         table = Table({"response": response, "group": np.array(case["group"]), "scores": np.zeros(8, np.float32), **parts})
         names, weights = [f"of_{k}" for k in range(3)], case["weights"]
         found = gdpo.Advantages(parts=names, weights=weights, epsilon=1e-4)(table)["advantages"]
@@ -374,8 +376,8 @@ def test_batches_are_put_one_after_the_other():
 def test_every_loss_is_the_plain_policy_gradient_before_anything_is_updated():
     """Where the ratio is 1 everywhere, all losses have the gradient of ``-A log pi``, whatever their clips."""
     b, old = token_batch(OF_RESPONSES, covariance_mask=np.ones(sum(LENGTHS))), t(COLUMNS["old_log_probs"]).float()
-    losses = [PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss(), SAPOLoss(), GPGLoss()]
-    for loss in (*losses, GMPOLoss(clip=0.4), DPPOLoss(clip=0.15), DPPOLoss(clip=0.05, divergence="kl")):
+    losses = [PolicyLoss(), GSPOLoss(clip=3e-4, clip_high=4e-4), CISPOLoss(clip=1.0, clip_high=4.0), KLCovLoss(), SAPOLoss()]
+    for loss in (*losses, GPGLoss(), GMPOLoss(clip=0.4), DPPOLoss(clip=0.15), DPPOLoss(clip=0.05, divergence="kl")):
         log_probs = old.clone().requires_grad_()
         per_token, ratio, clipped, _ = loss.surrogate(ModelOutput(log_probs=log_probs), b)
         torch.testing.assert_close(torch.autograd.grad(per_token.sum(), log_probs)[0], -b["advantages"])
