@@ -55,6 +55,7 @@ class GDPO(PartOptions, grpo.GRPO):
         """Return this algorithm with the names and weights of the session's reward, where it is a sum and no parts are given."""
         from hfsdk.models.reward import RewardSum
 
+        need_roles(models, ("reward",))
         reward = models.reward
         if self.parts or not isinstance(reward, RewardSum):
             return self

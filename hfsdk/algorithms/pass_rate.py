@@ -12,7 +12,7 @@ import numpy as np
 
 from hfsdk.algorithms.choices import Copies
 from hfsdk.algorithms.options import Options
-from hfsdk.core.checks import checked
+from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import OptionError
 from hfsdk.core.unscored import is_unscored
 
@@ -71,7 +71,8 @@ def _rates(table: Table, k: tuple[int, ...], pass_score: float) -> tuple[int, di
     return int(sizes.max(initial=0)), means
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
+@checked
+def pass_at_k(n: Index, c: Index, k: Index) -> float:
     """Return ``1 - C(n - c, k) / C(n, k)``: the unbiased estimate of pass@k from c right responses of n (arXiv 2107.03374, eq. 1).
 
     Raises:
