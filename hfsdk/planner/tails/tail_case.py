@@ -183,7 +183,7 @@ class TailCase:
         layouts = {name if use == "train" else f"{name} {use}": layout for name, use, layout in each}
         try:
             found = plan.again(cluster=plan.cluster, workload=workload, placement="colocate", top=1, shadows=False, layouts=layouts)
-        except OptionError:
+        except HfsdkError:
             return None
         return _rest_of(found)
 
