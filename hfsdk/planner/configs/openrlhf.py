@@ -250,7 +250,7 @@ def _roles(
         size = pools[where]
         layout = Layout(tp=tp, dp=max(1, size // split))
         common = {"states": states(size), "pass_tokens": passed, "layout": layout, "pool": where}
-        return RoleConfig(name=name, model=model, **{**common, **more})
+        return RoleConfig(name=name, model=model, sequence_parallel=False, **{**common, **more})  # DeepSpeed's AutoTP has none
 
     learned: dict[str, Any] = {
         "trained": True, "train_tokens": trained, "recompute": "full" * s.yes("actor.gradient_checkpointing_enable"), "away": away,

@@ -102,8 +102,8 @@ class RoleConfig:
     lr: float | None = None
     lora: LoRA | None = None
     """Adapters that are trained in place of the weights."""
-    sequence_parallel: bool = False
-    """Whether tensor parallelism cuts norms and residuals too."""
+    sequence_parallel: bool | None = None
+    """Whether tensor parallelism cuts norms and residuals too; ``None``: as hfsdk's own trainers choose."""
     split: int = 1
     """Ranks that share a sequence by heads (Ulysses)."""
     uneven: bool = False
