@@ -25,6 +25,7 @@ from hfsdk.core.tokenizer_files import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     has_tokenizer,
+    named_tokens,
     tokenizers_own,
     unreadable,
 )  # fmt: skip
@@ -34,7 +35,7 @@ from hfsdk.core.untrusted import has_file, read_json
 T = TypeVar("T")
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Tokenizer classes that are exactly their ``tokenizer.json``."""
+"""Tokenizer classes that are exactly their ``tokenizer.json``, where it has every token that the files beside it name."""
 
 MOST_WORDS = 100
 """Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""
@@ -84,9 +85,11 @@ class FolderTokenizer:
         if not self._is_plain:
             return None
         try:
-            return tokenizers_own(self.folder)
+            core = tokenizers_own(self.folder)
         except ImportError as error:
             raise _missing("tokenizers") from error
+        is_whole = all(core.token_to_id(text) is not None for text in named_tokens(self.folder))
+        return core if is_whole else None  # transformers gives the others ids of their own
 
     @cached_property
     def _is_plain(self) -> bool:

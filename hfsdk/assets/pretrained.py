@@ -53,7 +53,37 @@ def load_tokenizer(folder: str | Path) -> Any:
             _check_each(folder)
             raise unreadable(folder, "tokenizer*", error) from None
     found.name_or_path = str(folder)
+    if has_file(folder, TOKENIZER) and getattr(found, "backend_tokenizer", None) is not None:
+        found._tokenizer = _core_of_the_file(folder, found.backend_tokenizer)
     return found
+
+
+def _core_of_the_file(folder: str | Path, made: Any) -> Any:
+    """Return the core that ``tokenizer.json`` is, with what transformers puts around a text and adds to its special tokens.
+
+    transformers 5 builds the core of some classes again out of the vocabulary, as their name has it: of a byte-level file that
+    says ``LlamaTokenizer`` (DeepSeek-R1-Distill-Llama, Yi) sentencepiece's, which loses the spaces. The model was trained with the file's.
+
+    Raises:
+        ModelNotFoundError: the files have a special token twice, under two ids.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    core = tokenizers_own(folder)
+    config = read_json(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
+    if isinstance(config.get("add_prefix_space"), bool) and type(core.pre_tokenizer) is type(made.pre_tokenizer) is ByteLevel:
+        core.pre_tokenizer = made.pre_tokenizer  # GPT-2's class takes it from there, in every version
+    core.post_processor, core.encode_special_tokens = made.post_processor, made.encode_special_tokens
+    there = core.get_added_tokens_decoder()
+    for token_id, token in sorted(made.get_added_tokens_decoder().items()):
+        if token_id not in there or (token.special and not there[token_id].special):
+            (core.add_special_tokens if token.special else core.add_tokens)([token])
+        if core.token_to_id(token.content) != token_id:
+            raise ModelNotFoundError(
+                f"{folder}/{TOKENIZER} has {shown(token.content)} as token {core.token_to_id(token.content)}, and the files beside it as "
+                f"{token_id}. Take another copy."
+            )
+    return core
 
 
 def _of_the_tokenizer(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.untrusted import has_file, read_file, shown_text
+from hfsdk.core.untrusted import has_file, read_file, read_json, shown_text
 
 TOKENIZER = "tokenizer.json"
 """All of a fast tokenizer."""
@@ -19,6 +19,8 @@ TOKENIZER_FILES = (
     "chat_template.json",
 )  # fmt: skip
 """What transformers reads of a folder to make its tokenizer."""
+
+ADDED_TOKENS = "added_tokens.json"
 
 SPECIAL_TOKENS, TEMPLATES = "special_tokens_map.json", ("chat_template.jinja", "chat_template.json")
 """Where the texts of special tokens may stand, and chat templates besides tokenizer_config.json."""
@@ -44,6 +46,25 @@ def tokenizers_own(folder: str | Path) -> Any:
     except BaseException as error:  # it is Rust's: its panics are no Exception
         raise unreadable(folder, TOKENIZER, error) from None
     return found
+
+
+def named_tokens(folder: str | Path) -> set[str]:
+    """Return the texts of all tokens that the files beside ``tokenizer.json`` name: special ones, and added ones.
+
+    Raises:
+        ModelNotFoundError: one of the files is damaged.
+    """
+    files = {name: read_json(folder, name) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS) if has_file(folder, name)}
+    named: list[Any] = list(files.pop(ADDED_TOKENS, {}))
+    for entries in files.values():
+        for key, value in entries.items():
+            listed = value.values() if isinstance(value, dict) and "content" not in value else value
+            if key.endswith("_token"):
+                named.append(value)
+            elif key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+                named += list(listed or [])
+    texts = (token.get("content") if isinstance(token, dict) else token for token in named)
+    return {text for text in texts if isinstance(text, str) and text}
 
 
 def unreadable(folder: str | Path, name: str, error: BaseException) -> BaseException:
