@@ -20,6 +20,7 @@ from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError
 from hfsdk.core.prompt_data import NO_UTF_8
 from hfsdk.core.texts import Encoded, Example, Texts, as_chat
 from hfsdk.core.tokenizer_files import (
+    NAMED_TEMPLATES,
     SPECIAL_TOKENS,
     TEMPLATES,
     TOKENIZER,
@@ -30,7 +31,7 @@ from hfsdk.core.tokenizer_files import (
     unreadable,
 )  # fmt: skip
 from hfsdk.core.turn_ends import TurnEnds
-from hfsdk.core.untrusted import has_file, read_json
+from hfsdk.core.untrusted import has_file, read_json, shown_reason
 
 T = TypeVar("T")
 
@@ -166,10 +167,18 @@ class FolderTokenizer:
     def template(self) -> str:
         """The chat template, several of them one behind the other; ``""`` for none."""
         config = read_json(self.folder, TOKENIZER_CONFIG) if has_file(self.folder, TOKENIZER_CONFIG) else {}
-        if not config.get("chat_template") and not any(has_file(self.folder, name) for name in TEMPLATES):
+        if not config.get("chat_template") and not any(has_file(self.folder, name) for name in (*TEMPLATES, NAMED_TEMPLATES)):
             return ""  # without transformers
         found = self.full.chat_template
         return "\n".join(map(str, found.values())) if isinstance(found, Mapping) else str(found or "")
+
+    def template_of(self, chat: Chat) -> str:
+        """Return the template that a conversation is written in: where a model has several, one of them is for tools."""
+        asked = dict(chat.get("options", {})).get("chat_template")
+        try:
+            return str(self.full.get_chat_template(asked, chat.get("tools") or None))
+        except ValueError as error:  # there are several, and none is for this
+            raise OptionError(f"{self.folder} has several chat templates: {shown_reason(error)}") from error
 
     def render(self, chat: Chat, ready: bool) -> str:
         """Return a conversation in the template; ``ready``: for the assistant's turn."""

@@ -14,7 +14,16 @@ from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelEr
 from hfsdk.core.hf_config import only_read
 from hfsdk.core.private_places import keep_compiled
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, TOKENIZER_FILES, has_tokenizer, tokenizers_own, unreadable
+from hfsdk.core.tokenizer_files import (
+    NAMED_TEMPLATES,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    has_tokenizer,
+    named_templates,
+    tokenizers_own,
+    unreadable,
+)  # fmt: skip
 from hfsdk.core.untrusted import has_file, private_copy, read_json, shown_reason
 
 CONFIG = "config.json"
@@ -39,6 +48,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     named = [name for name in (TOKENIZER_CONFIG, CONFIG) if has_file(folder, name) and "auto_map" in read_json(folder, name)]
     bounded = partial(_with_bounded_numbers, folder)
     with private_copy(folder, (CONFIG, *TOKENIZER_FILES), change={CONFIG: _of_the_tokenizer, TOKENIZER_CONFIG: bounded}) as copy:
+        for name, content in named_templates(folder).items():
+            Path(copy, NAMED_TEMPLATES).mkdir(exist_ok=True)
+            Path(copy, NAMED_TEMPLATES, name).write_bytes(content)
         try:
             found = AutoTokenizer.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
         except HfsdkError:
@@ -62,7 +74,7 @@ def _core_of_the_file(folder: str | Path, made: Any) -> Any:
     """Return the core that ``tokenizer.json`` is, with what transformers puts around a text and adds to its special tokens.
 
     transformers 5 builds the core of some classes again out of the vocabulary, as their name has it: of a byte-level file that
-    says ``LlamaTokenizer`` (DeepSeek-R1-Distill-Llama, Yi) sentencepiece's, which loses the spaces. The model was trained with the file's.
+    says ``LlamaTokenizer`` (DeepSeek-R1-Distill-Llama) sentencepiece's, which loses the spaces. The model has learned the file's.
 
     Raises:
         ModelNotFoundError: the files have a special token twice, under two ids.
@@ -80,8 +92,8 @@ def _core_of_the_file(folder: str | Path, made: Any) -> Any:
             (core.add_special_tokens if token.special else core.add_tokens)([token])
         if core.token_to_id(token.content) != token_id:
             raise ModelNotFoundError(
-                f"{folder}/{TOKENIZER} has {shown(token.content)} as token {core.token_to_id(token.content)}, and the files beside it as "
-                f"{token_id}. Take another copy."
+                f"{folder}/{TOKENIZER} has {shown(token.content)} as token {core.token_to_id(token.content)}, and the files beside "
+                f"it as {token_id}. Take another copy."
             )
     return core
 

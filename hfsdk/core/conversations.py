@@ -44,6 +44,9 @@ class Chat(TypedDict):
 TOOLS, OPTIONS = "tools", "chat_template_kwargs"
 """Columns of the data that go into the chat template, as in TRL."""
 
+SYSTEM = "system"
+"""A role; and a column in which other programs' data have its message (ShareGPT, Alpaca)."""
+
 SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "observation": "tool"}
 """ShareGPT's names of roles, where they are others."""
 
@@ -96,6 +99,24 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
             raise OptionError(f"{OPTIONS} beside {what} are {shown(options)}; give a dict of options of the chat template")
         chat["options"] = {name: one for name, one in named.items() if one is not None}
     return chat
+
+
+def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
+    """Check that a system message that stands in a column of its own is in the conversation.
+
+    Args:
+        said: what the column has in this row; ``None`` without one.
+        messages: of the conversation; none of a text.
+        what: names it in a refusal.
+
+    Raises:
+        OptionError: it is not, and would be left out.
+    """
+    if isinstance(said, str) and said.strip() and not any(message["role"] == SYSTEM for message in messages):
+        raise OptionError(
+            f"{what} has the column {SYSTEM}, {shown(said)}, which goes into no prompt: it would be left out. Make it the first "
+            "message, {'role': 'system', 'content': ...}, or rename the column to pass it on"
+        )
 
 
 def check_prompt(messages: Sequence[Message], what: str) -> None:

@@ -132,6 +132,11 @@ class LoRA(NamedFields):
         every = set(targets) >= set(LINEARS) - {"qkv_proj", "gate_up_proj"}
         try:
             stabilised, rank, alpha = flag_of(config, str(path), "use_rslora"), config.get("r"), config.get("lora_alpha")
+            if alpha == 0:
+                raise OptionError(
+                    "lora_alpha=0 multiplies adapters by 0, in peft too; verl has written it whatever it trained with. Write "
+                    "the training's alpha there"
+                )
             return cls(rank=rank, alpha=alpha, targets="linear" if every else targets, rank_stabilised=stabilised)  # type: ignore[arg-type]
         except (OptionError, UnsupportedModelError) as error:
             raise ModelNotFoundError(f"{path}: {error}") from None

@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.checks import is_whole, shown
-from hfsdk.core.conversations import OPTIONS, TOOLS, check_prompt, is_conversation, is_message, read_chat, read_messages
+from hfsdk.core.conversations import (
+    OPTIONS,
+    SYSTEM,
+    TOOLS,
+    check_prompt,
+    check_system,
+    is_conversation,
+    is_message,
+    read_chat,
+    read_messages,
+)
 from hfsdk.core.errors import ColumnError, OptionError
 
 MOST_ROWS = 10_000_000
@@ -27,6 +37,9 @@ NO_UTF_8 = (
 
 PROMPT_COLUMNS = ("prompt", "text", "messages", "conversations")
 """Where prompts are looked for, where nobody says."""
+
+QUESTIONS = ("instruction", "input", "question", "query", "context", "history", SYSTEM, "messages", "conversations")
+"""Columns in which other programs' data have the prompt of a pair, or some of it (Alpaca, LLaMA-Factory, ms-swift)."""
 
 
 def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict[str, list[Any]]]:
@@ -163,9 +176,29 @@ def question_of(
         found = read_chat([{"role": "user", "content": prompt}], what, tools, options)
     else:
         return None
-    if system is not None and found["messages"][0]["role"] != "system":
-        found["messages"].insert(0, {"role": "system", "content": system})
+    if system is None:
+        check_system(columns[SYSTEM][row] if SYSTEM in columns else None, found["messages"], what)
+    elif found["messages"][0]["role"] != SYSTEM:
+        found["messages"].insert(0, {"role": SYSTEM, "content": system})
     return "encode_chat", found
+
+
+def check_no_question(values: Mapping[str, Any], of: str) -> None:
+    """Check that no other column has the prompt of a pair that has none of its own.
+
+    Args:
+        values: what the columns `QUESTIONS` have in its row.
+        of: names the pair.
+
+    Raises:
+        OptionError: one has it by another name.
+    """
+    named = [name for name, value in values.items() if isinstance(value, (str, list, tuple, np.ndarray)) and len(value)]
+    if named:
+        raise OptionError(
+            f"{of} has no prompt, and {' and '.join(named)} beside its responses, which would be left out: only what both "
+            "responses begin with would be the prompt. Make a column prompt of them, or rename what is no part of it"
+        )
 
 
 def size_of(prompt: Any) -> int:

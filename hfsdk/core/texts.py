@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, Protocol, TypedDict
 
 from hfsdk.core.checks import shown
-from hfsdk.core.conversations import ASSISTANT, Chat, Message
+from hfsdk.core.conversations import ASSISTANT, TOOLS, Chat, Message
 from hfsdk.core.errors import OptionError
 from hfsdk.core.turn_ends import TurnEnds
 
@@ -85,6 +85,10 @@ class Codec(Protocol):
         """The chat template, several of them one behind the other; ``""`` for none."""
         ...
 
+    def template_of(self, chat: Chat) -> str:
+        """Return the one of them that a conversation is written in."""
+        ...
+
     def render(self, chat: Chat, ready: bool) -> str:
         """Return a conversation in the template; ``ready``: for the assistant's turn."""
         ...
@@ -100,8 +104,10 @@ class Texts:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._ends: dict[bool, TurnEnds] = {}
-        self._writes: dict[str, bool] = {}
-        """By role, whether the template writes its messages."""
+        self._writes: dict[tuple[str, str], bool] = {}
+        """By role and template, whether it writes its messages."""
+        self._openings: dict[bool, int | None] = {}
+        """By whether an answer calls tools, the end that the turn behind it begins with."""
         self._notes: list[str] = []
 
     # -- what is asked
@@ -176,7 +182,8 @@ class Texts:
         behind = _spaces(answered) - _spaces(message["content"] or "")
         if behind > 0:  # the space between turns, where the template ends none
             start, response = self._parted(chat, whole_chat, asked, answered[:-behind])
-        last = self.ends(chats=True).text
+        last = self._opening(calls=bool(message.get("tool_calls")))
+        last = self.ends(chats=True).text if last is None else last
         return start, response + ([] if last is None else [last])
 
     def _parted(self, chat: Chat, whole_chat: Chat, asked: str, answered: str) -> Encoded:
@@ -234,6 +241,26 @@ class Texts:
         before, found, behind = text.rpartition(PROBE)
         return [token for token in self._codec.plain(behind) if token in self._codec.special_ids] if found and before else []
 
+    def _opening(self, *, calls: bool) -> int | None:
+        """Return what the turn behind an answer begins with, where that ends a response and the template has no other end of one.
+
+        GLM's answers end with the next role, ``<|user|>`` or behind calls of tools ``<|observation|>``, which its
+        ``generation_config.json`` lists.
+        """
+        if calls not in self._openings:
+            answer, result = _calling(PROBE) if calls else (_said(ASSISTANT, PROBE), _said("user", "a"))
+            try:
+                before, both = (
+                    self._codec.render(Chat(messages=[_said("user", "a"), *more]), ready=False)
+                    for more in ([answer], [answer, result])
+                )
+            except OptionError:  # the template wants another conversation
+                before, both = PROBE, ""
+            same = before.rstrip()
+            behind = self._codec.plain(both[len(same) :].lstrip()) if both.startswith(same) else []
+            self._openings[calls] = next((token for token in behind[:1] if token in self.ends(chats=True).ids), None)
+        return self._openings[calls]
+
     # -- what a template leaves out
 
     def _render(self, chat: Chat, *, ready: bool, learned: bool = False) -> str:
@@ -249,16 +276,16 @@ class Texts:
             return self._codec.render(_with(chat, as_texts), ready)  # of templates that put the arguments of a call into a text
 
     def _check_read(self, chat: Chat, *, learned: bool) -> None:
-        template, whose = self._codec.template, f"the chat template of {self._codec.whose}"
+        template, whose = self._codec.template_of(chat), f"the chat template of {self._codec.whose}"
         for i, message in enumerate(chat["messages"]):
             last = learned and i == len(chat["messages"]) - 1
             unread = [name for name in (FIELDS if last else FIELDS[:1]) if message.get(name) and not _names(template, name)]
             if unread:
-                raise OptionError(
-                    f"{whose} does not read {unread[0]}, which message {i} has: it would be left out. Write it into the message's "
-                    "content, or use a model whose template reads it"
-                )
-            if not self._writes_role(message["role"]):
+                another = "Write it into the message's content, or use a model whose template reads it"
+                if _names(self._codec.template, unread[0]):  # it has several
+                    another = f"Another one of its templates does, which is taken where there are {TOOLS}: give that column"
+                raise OptionError(f"{whose} does not read {unread[0]}, which message {i} has: it would be left out. {another}")
+            if not self._writes_role(message["role"], chat):
                 raise OptionError(
                     f"{whose} leaves out messages of {shown(message['role'])}, as message {i} is. Put its text into a message of "
                     "another role, or use a model whose template has it"
@@ -266,24 +293,23 @@ class Texts:
         if chat.get("tools") and not _names(template, "tools"):
             raise OptionError(f"{whose} does not read tools, which are given: they would be left out. Describe them in a message")
 
-    def _writes_role(self, role: str) -> bool:
-        """Return whether the template writes a message of this role, tried once; where it refuses one, it says so itself."""
-        if role not in self._writes:
-            self._writes[role] = self._probed(role)
-        return self._writes[role]
+    def _writes_role(self, role: str, chat: Chat) -> bool:
+        """Return whether a chat's template writes a message of this role, tried once; where it refuses one, it says so itself."""
+        asked = (role, self._codec.template_of(chat))
+        if asked not in self._writes:
+            self._writes[asked] = self._probed(role, chat)
+        return self._writes[asked]
 
-    def _probed(self, role: str) -> bool:
+    def _probed(self, role: str, chat: Chat) -> bool:
         probe, user = _said(role, PROBE), _said("user", "a")
-        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
-        answer: Message = {"role": "tool", "content": PROBE, "tool_call_id": "123456789", "name": "f"}
-        assistant = _said(ASSISTANT, "a")
+        calling, answer = _calling("a", PROBE)
         tries: dict[str, list[list[Message]]] = {
             "user": [[probe]], ASSISTANT: [[user, probe, user]],
-            "tool": [[user, {**assistant, "tool_calls": [call]}, answer], [user, assistant, answer]],
+            "tool": [[user, calling, answer], [user, _said(ASSISTANT, "a"), answer]],
         }  # fmt: skip
         for messages in tries.get(role, [[probe, user]]):
             try:
-                return PROBE in self._codec.render(Chat(messages=messages), ready=True)
+                return PROBE in self._codec.render(_with(chat, messages), ready=True)
             except OptionError:
                 continue
         return True
@@ -291,6 +317,13 @@ class Texts:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _calling(content: str, result: str = "a") -> tuple[Message, Message]:
+    """Return an answer that calls a tool, and what the tool gives."""
+    call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
+    answer: Message = {"role": "tool", "content": result, "tool_call_id": "123456789", "name": "f"}
+    return {**_said(ASSISTANT, content), "tool_calls": [call]}, answer
 
 
 def as_chat(chat: Chat | Sequence[Message]) -> Chat:

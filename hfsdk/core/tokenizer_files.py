@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.untrusted import has_file, read_file, read_json, shown_text
+from hfsdk.core.untrusted import file_names, has_file, read_file, read_json, shown_text
 
 TOKENIZER = "tokenizer.json"
 """All of a fast tokenizer."""
@@ -21,6 +21,9 @@ TOKENIZER_FILES = (
 """What transformers reads of a folder to make its tokenizer."""
 
 ADDED_TOKENS = "added_tokens.json"
+
+NAMED_TEMPLATES = "additional_chat_templates"
+"""A folder of further chat templates, ``NAME.jinja``, of which transformers takes ``tool_use`` where there are tools."""
 
 SPECIAL_TOKENS, TEMPLATES = "special_tokens_map.json", ("chat_template.jinja", "chat_template.json")
 """Where the texts of special tokens may stand, and chat templates besides tokenizer_config.json."""
@@ -46,6 +49,18 @@ def tokenizers_own(folder: str | Path) -> Any:
     except BaseException as error:  # it is Rust's: its panics are no Exception
         raise unreadable(folder, TOKENIZER, error) from None
     return found
+
+
+def named_templates(folder: str | Path) -> dict[str, bytes]:
+    """Return the further chat templates of a folder by the names of their files; none where it has no folder of them.
+
+    Raises:
+        ModelNotFoundError: one of them cannot be read, or is no file.
+    """
+    inside = Path(folder) / NAMED_TEMPLATES
+    if not inside.is_dir() or inside.is_symlink():
+        return {}
+    return {name: read_file(inside, name) for name in file_names(inside) if name.endswith(".jinja")}
 
 
 def named_tokens(folder: str | Path) -> set[str]:

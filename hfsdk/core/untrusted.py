@@ -254,8 +254,9 @@ def _place(folder: str, name: str) -> tuple[str, str]:
         return real, name
     text = os.readlink(path)
     parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
-    cache = os.path.dirname(os.path.dirname(real)) if os.path.basename(os.path.dirname(real)) == "snapshots" else None
-    if base and (parent == real or (cache is not None and parent == os.path.join(cache, "blobs"))):
+    above = (real, os.path.dirname(real))  # a snapshot of the hub's cache, or a folder in one
+    caches = [os.path.dirname(os.path.dirname(one)) for one in above if os.path.basename(os.path.dirname(one)) == "snapshots"]
+    if base and parent in (real, *(os.path.join(cache, "blobs") for cache in caches)):
         return parent, base
     raise _RefusedError(
         f"is a link to {shown(text)}, which leads out of the folder, and is not followed. Where the folder is yours, put the file "

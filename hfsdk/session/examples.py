@@ -34,11 +34,13 @@ from hfsdk.core.columns import COLUMNS
 from hfsdk.core.conversations import (
     ASSISTANT,
     OPTIONS,
+    SYSTEM,
     TOOLS,
     Chat,
     Message,
     check_answer,
     check_prompt,
+    check_system,
     is_conversation,
     is_message,
     read_chat,
@@ -46,7 +48,7 @@ from hfsdk.core.conversations import (
 )
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.pending import Client, ColumnRef
-from hfsdk.core.prompt_data import as_values, columns_of, foresee, naming
+from hfsdk.core.prompt_data import QUESTIONS, as_values, check_no_question, columns_of, foresee, naming
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.texts import Encoded, Example, common_beginning, shared_beginning
 from hfsdk.session.streams import RowStream, text_of
@@ -161,6 +163,7 @@ class _Examples(RowStream):
         if _is_messages(answer):
             check_answer(answer[-1], what)
             prompt = _before(prompt, answer, what)
+        check_system(self._of(row, SYSTEM), prompt if _is_messages(prompt) else [], of)
         response = answer[-1] if _is_messages(answer) else cast("str | list[int]", answer)
         if not _is_messages(prompt):
             return Asked(of, cast("str | list[int]", prompt), response)
@@ -339,6 +342,8 @@ class Pairs(_Examples):
         prompt = self._prompt(row, of)
         if prompt is not None and not (isinstance(prompt, str) and all(_is_messages(side) and len(side) > 1 for side in sides)):
             return [self._one(prompt, side, row, what, of) for side, what in zip(sides, names, strict=True)]
+        if not all(_is_messages(side) and len(side) > 1 for side in sides):
+            check_no_question({name: self._of(row, name) for name in QUESTIONS}, of)
         if all(_is_messages(side) for side in sides):
             for side, what in zip(sides, names, strict=True):
                 check_answer(cast("Message", side[-1]), what)

@@ -21,7 +21,7 @@ from hfsdk.core.layout import Coordinates
 from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.tokenizer_files import COMPANIONS, TOKENIZER_CONFIG
+from hfsdk.core.tokenizer_files import COMPANIONS, NAMED_TEMPLATES, TOKENIZER_CONFIG
 from hfsdk.core.untrusted import changed_json, has_file, json_bytes, read_file, read_json, shown_reason, where
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights
@@ -36,7 +36,6 @@ PARTIAL = ".hfsdk-export.partial"
 SPARE_BYTES = 1 << 20
 """What a model takes beside its numbers: config.json, the tokenizer."""
 
-NAMED_TEMPLATES = "additional_chat_templates"
 """Folder in which transformers saves the chat templates of a tokenizer that has several."""
 
 CODE = "auto_map"
@@ -309,7 +308,7 @@ def _copy_companions(source: Path, folder: Path) -> list[str]:
     """Copy the files of a tokenizer, byte for byte but for code that they name; return why some are left out."""
     left_out = []
     if has_file(source, NAMED_TEMPLATES):
-        left_out.append(f"{source}/{NAMED_TEMPLATES} is a folder of further chat templates, which are not read here.")
+        left_out.append(f"{source}/{NAMED_TEMPLATES} is a folder of further chat templates, which is not copied. Copy it.")
     for name in COMPANIONS:
         if not has_file(source, name):
             continue
