@@ -184,6 +184,9 @@ TAKEN = [
         of_peft, "peft on the same folder",
     ),
     Case(
+        "a task_type that is null", "verl#5488", lambda it: read(it, said={"task_type": None}), of_peft, "peft on the same folder",
+    ),
+    Case(
         "rsLoRA of an odd rank", "sglang#40835, exllamav2#619",
         lambda it: read(it, r=7, lora_alpha=5, use_rslora=True), of_peft, "peft on the same folder: alpha / sqrt(r)",
     ),
@@ -233,6 +236,11 @@ TAKEN = [
 ]  # fmt: skip
 
 LEFT_OUT = [
+    Case(
+        "adapters that verl merged, with an alpha of 0", "verl#1821, verl#5488",
+        lambda it: read(it, said={"task_type": None, "lora_alpha": 0}), refused(ADAPTER_CONFIG, "lora_alpha=0"),
+        "peft multiplies by 0: nothing that was learned would be there",
+    ),
     Case(
         "a head that was trained whole", "unsloth#9326, vllm#9280",
         lambda it: read(it, modules_to_save=["lm_head"]), refused(ADAPTER_CONFIG, "modules_to_save", "lm_head", "merge_and_unload"),

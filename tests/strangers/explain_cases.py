@@ -93,6 +93,26 @@ def logged(config: Any) -> Any:
 
 VERL = [
     Case(
+        "verl: PPO of five responses on one GPU, keys of 2025, a date in the run's name", "DeepRetrieval#34",
+        lambda it: rows(
+            """export CUDA_VISIBLE_DEVICES=0
+
+            DATE=$(date '+%Y-%m-%d-%H-%M-%S')
+
+            python3 -m verl.trainer.main_ppo data.train_files=ctgov/train.parquet data.val_files=ctgov/test.parquet \\
+            data.train_batch_size=16 data.val_batch_size=16 data.max_prompt_length=2048 data.max_response_length=2048 \\
+            actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.strategy=fsdp \\
+            actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size=4 \\
+            actor_rollout_ref.rollout.n=5 critic.ppo_micro_batch_size=8 \\
+            actor_rollout_ref.rollout.log_prob_micro_batch_size=1 actor_rollout_ref.rollout.temperature=0.6 \\
+            actor_rollout_ref.rollout.tensor_model_parallel_size=1 +trainer.val_before_train=False \\
+            trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.experiment_name=ctgov_${DATE} 2>&1 | tee ctgov_$DATE.log""",
+            *COUNTS, "tokens of a sample", "tokens generated",
+        ),
+        right=["verl", 80, 40, 1, 40, 10, 2, 4096, 163840],
+        because="ActorConfig.validate takes the old key where the other is not; 16 x 5 = 80, 8 x 5 = 40, 40 / 4 = 10, 80 / 40 = 2",
+    ),
+    Case(
         "verl: 7B on eight GPUs, mini-batch as large as the batch", "verl#2820",
         lambda it: rows(
             """HYDRA_FULL_ERROR=1 python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=gsm8k.parquet \\
@@ -471,7 +491,60 @@ SAVED = {
     "accelerator_config": {"split_batches": False, "even_batches": True}, "deepspeed": None, "fsdp_config": None,
 }  # fmt: skip
 
+OPEN_R1 = """# Model arguments
+model_name_or_path: XXX
+model_revision: main
+torch_dtype: bfloat16
+dataset_name: XXX
+dataset_configs:
+- all
+# Num processes is less by 1 as vLLM is using 1 GPU
+num_processes: 7
+bf16: true
+use_vllm: true
+vllm_device: auto
+vllm_gpu_memory_utilization: 0.7
+do_eval: true
+eval_strategy: steps
+gradient_accumulation_steps: 16
+gradient_checkpointing: true
+learning_rate: 2.0e-05
+max_prompt_length: 512
+max_completion_length: 1024
+max_steps: -1
+overwrite_output_dir: true
+per_device_eval_batch_size: 4
+per_device_train_batch_size: 1
+report_to:
+- wandb
+save_strategy: "no"
+seed: 42
+warmup_ratio: 0.1
+"""
+
 TRL = [
+    Case(
+        "TRL: a recipe of open-r1 for seven of eight GPUs", "open-r1#365",
+        lambda it: left_out(
+            written(it, "config.yaml", OPEN_R1), "samples", "prompts", "responses per prompt", "data-parallel ranks",
+            "optimizer steps",
+        ),
+        right=[112, 14, 8, 7, 1, {"memory": ("vllm_device",), "seconds": ("vllm_device",)}],
+        because="GRPOConfig.__post_init__: 1 x 7 processes x 16 = 112, a multiple of the 8 generations that are the default",
+    ),
+    Case(
+        "TRL: what open-r1's own scripts add", "kin of open-r1#365 (its configs.py)",
+        lambda it: left_out(
+            {
+                **QWEN, "num_processes": 8, "hub_model_revision": "main", "chat_template": "{{ messages }}", "benchmarks": ["math"],
+                "code_eval_test_batch_size": 4, "e2b_router_url": "x", "morph_router_url": "x", "ioi_provider": "piston",
+                "dataset_mixture": {"datasets": []}, "cosine_max_len": 1000, "reward_funcs": ["accuracy"],
+            },
+            "samples",
+        ),
+        right=[64, {}],
+        because="open-r1's GRPOConfig and GRPOScriptArguments: rewards, data, hub and logs; 8 x 8 processes = 64",
+    ),
     Case(
         "TRL: 24 processes of three completions", "trl#3165",
         lambda it: cut(

@@ -47,7 +47,7 @@ FAMILIES = {
     "phi3_5": Family("<s>", "<|endoftext|>", "<|end|>"),
     "deepseek_r1_distill": Family("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     "deepseekv3": Family("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-    "glm4moe": Family(None, "<|endoftext|>", "<|endoftext|>"),
+    "glm4moe": Family(None, "<|endoftext|>", "<|endoftext|>", ("<|user|>", "<|observation|>")),
     "cohere": Family("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     "cohere2": Family("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     "lfm2": Family("<|startoftext|>", "<|im_end|>", "<|im_end|>"),

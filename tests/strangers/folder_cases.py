@@ -315,6 +315,26 @@ INDICES = [
 
 KEYS = [
     Case(
+        "a Llama with biases in attention and MLP", "mlc-llm#3494 (Bielik 3)",
+        lambda it: actor(it, it.model(config={"attention_bias": True, "mlp_bias": True})).num_parameters(), count,
+        "transformers' parameters: seven biases a layer",
+    ),
+    Case(
+        "such a Llama whose file lacks one of them", "kin of mlc-llm#3494",
+        lambda it: actor(it, change(it.model(config={"attention_bias": True, "mlp_bias": True}), {}, [f"{LAYER}mlp.down_proj.bias"])),
+        Refused(hf.ModelNotFoundError, WEIGHTS, f"{LAYER}mlp.down_proj.bias"), "transformers draws it",
+    ),
+    Case(
+        "a bias of which config.json says nothing", "kin of mlc-llm#3494",
+        lambda it: actor(it, change(it.model(), {f"{LAYER}self_attn.q_proj.bias": ("BF16", (64,))})),
+        Refused(hf.ModelNotFoundError, WEIGHTS, f"{LAYER}self_attn.q_proj.bias"), "it would be left out",
+    ),
+    Case(
+        "a config.json without a dtype over bf16 weights", "sglang#30594 (Hunyuan 3)",
+        lambda it: it.session_of(it.model(config={"dtype": None, "torch_dtype": None})).models.actor.role.dtype, "fp32",
+        "the dtype is the role's, and the file's only says how the weights are stored: nothing falls back to fp16",
+    ),
+    Case(
         "a config.json of transformers 4", "kin of Soup#793",
         lambda it: numbers_of(actor(it, it.model(config=OLD_CONFIG))), numbers, "transformers 5 on the same file",
     ),

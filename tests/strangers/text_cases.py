@@ -26,7 +26,18 @@ THINKS = (
 REWRITES = (
     "{% for m in messages %}{% if loop.last %}!{% endif %}{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 )
-BOS, EOS = 257, 258
+NEXT_ROLE = (
+    "{% for m in messages %}{{ {'user': '<bos>', 'tool': '<pad>'}.get(m.role, '<a>') }}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+"""As GLM's: no token ends an answer, and the next turn's first one is among the ends."""
+FORGETS = (
+    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content if loop.last else m.content.split('</think>')[-1] }};{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+"""As Qwen3's: thoughts of earlier turns are left out."""
+PLAIN = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+PAD, BOS, EOS = 256, 257, 258
 
 
 def said(role, content, **more):
@@ -77,6 +88,37 @@ def ids(text):
     return list(text.encode())
 
 
+def byte_level(it: Bench, **names):
+    """Return a folder with a byte-level tokenizer.json, and changes of what its configuration says of it."""
+    return it.model("smollm2", names=names)
+
+
+def of_the_file(it: Bench):
+    """Return what ``tokenizers`` makes of `SPACED`, by the file alone."""
+    from tokenizers import Tokenizer
+
+    return [Tokenizer.from_file(str(it.folder / "model1" / "tokenizer.json")).encode(SPACED, add_special_tokens=False).ids]
+
+
+def of_transformers(it: Bench):
+    """Return what transformers makes of `SPACED`."""
+    from transformers import AutoTokenizer
+
+    return [AutoTokenizer.from_pretrained(it.folder / "model1").encode(SPACED)]
+
+
+def named_templates(it: Bench, how: str):
+    """Return a folder with a chat template for chats, and one for tools."""
+    if how == "a list":
+        both = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": TOOLS}]
+        return it.model(template="", names={"chat_template": both})
+    folder = it.model(template=PLAIN)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOLS)
+    return folder
+
+
+SPACED = "Hello  world, it's 3 plus 3?\n x<zz> y"
 LONG = {"prompt": ["You are a helpful assistant. What is 3 plus 3?"], "completion": [" The answer is 6."]}
 
 
@@ -186,7 +228,44 @@ TEXTS = [
     ),
 ]  # fmt: skip
 
+TOKENIZERS = [
+    *(
+        Case(
+            f"a byte-level tokenizer.json that says {name}", "transformers#45920 (DeepSeek-R1-Distill-Llama)",
+            lambda it, name=name: prompts(it, SPACED, folder=byte_level(it, tokenizer_class=name)), of_the_file,
+            "tokenizers on the same file, with which the model was trained",
+        )
+        for name in ("LlamaTokenizerFast", "LlamaTokenizer")
+    ),
+    Case(
+        "GPT-2's class with a space before a text", "kin of transformers#45920",
+        lambda it: prompts(it, SPACED, folder=byte_level(it, tokenizer_class="GPT2Tokenizer", add_prefix_space=True)),
+        of_transformers, "transformers on the same folder",
+    ),
+    Case(
+        "a special token that tokenizer_config.json alone has", "kin of transformers#45920",
+        lambda it: prompts(it, SPACED, folder=it.model(names={"extra_special_tokens": ["<zz>"]})), of_transformers,
+        "transformers on the same folder: it gives it the next id",
+    ),
+]  # fmt: skip
+
 ENDS = [
+    Case(
+        "an answer that the next role ends", "trl#5988 (GLM-4.5)",
+        lambda it: learned(it, {"messages": [[USER, HELLO]]}, template=NEXT_ROLE, generation={"eos_token_id": [EOS, BOS, PAD]}),
+        [(f"<{BOS}>Hi<a>", f"Hello<{BOS}>")], "TRL's glm4moe_training.jinja ends the last answer with <|user|>",
+    ),
+    Case(
+        "a call that the tool's role ends", "trl#5988 (GLM-4.5)",
+        lambda it: learned(it, {"messages": [[USER, {"role": "assistant", "tool_calls": [CALL]}]]}, template=NEXT_ROLE,
+                           generation={"eos_token_id": [EOS, BOS, PAD]}),
+        [(f"<{BOS}>Hi<a>", f"(add)<{PAD}>")], "TRL's glm4moe_training.jinja ends a call with <|observation|>",
+    ),
+    Case(
+        "a next role that ends nothing", "kin of trl#5988",
+        lambda it: learned(it, {"messages": [[USER, HELLO]]}, template=NEXT_ROLE), [(f"<{BOS}>Hi<a>", f"Hello<{EOS}>")],
+        "no file says that it ends a response: the tokenizer's eos does",
+    ),
     Case(
         "the first of several ends does not end a turn", "trl#7039",
         lambda it: examples(
@@ -222,6 +301,34 @@ ENDS = [
 ]  # fmt: skip
 
 TEMPLATES = [
+    *(
+        Case(
+            f"templates by name in {how}, with tools", "transformers#31429",
+            lambda it, how=how: prompts(it, {"prompt": [USER], "tools": [tool("f", a=STRING)]}, folder=named_templates(it, how)),
+            [ids("T1<u>Hi.<a>")], "apply_chat_template takes tool_use where there are tools",
+        )
+        for how in ("a list", "a folder")
+    ),
+    *(
+        Case(
+            f"templates by name in {how}, without tools", "transformers#31429",
+            lambda it, how=how: prompts(it, [USER], folder=named_templates(it, how)), [ids("u:Hi\na:")],
+            "apply_chat_template takes the default",
+        )
+        for how in ("a list", "a folder")
+    ),
+    Case(
+        "a call that only the template for tools reads, without tools", "kin of transformers#31429",
+        lambda it: examples(it, {"messages": [[USER, {"role": "assistant", "tool_calls": [CALL]}]]},
+                            folder=named_templates(it, "a list")),
+        refused("row 0 of the data", "does not read tool_calls", "give that column"), "the default would write None in its place",
+    ),
+    Case(
+        "thoughts that the template leaves out of earlier turns", "NeMo-RL#2821",
+        lambda it: learned(it, {"messages": [[said("user", "q"), said("assistant", "<think>x</think>one"), said("user", "r"),
+                                              said("assistant", "<think>y</think>two")]]}, template=FORGETS),
+        [("<u>q;<a>one;<u>r;<a>", f"<think>y</think>two;<{EOS}>")], "the template of both less that of the prompt: no answer twice",
+    ),
     Case(
         "a template that writes around an answer", "NVIDIA Automodel#3024",
         lambda it: learned(it, {"messages": [[USER, HELLO]]}, template=THINKS), [("<u>Hi;<a>", f"#Hello;<{EOS}>")],
@@ -279,6 +386,26 @@ TEMPLATES = [
 ]  # fmt: skip
 
 CONVERSATIONS = [
+    Case(
+        "a system message in a column of its own", "LlamaFactory#7592",
+        lambda it: learned(it, {"messages": [[USER, HELLO]], "system": ["Be brief."]}, template=TOOLS),
+        refused("row 0 of the data", "the column system", "Be brief."), "LLaMA-Factory's data have it there",
+    ),
+    Case(
+        "the same beside texts", "kin of LlamaFactory#7592",
+        lambda it: learned(it, {"prompt": ["Hi"], "completion": ["Hello"], "system": ["Be brief."]}),
+        refused("row 0 of the data", "the column system"), "it would be left out",
+    ),
+    Case(
+        "the same beside prompts", "kin of LlamaFactory#7592",
+        lambda it: prompts(it, {"prompt": [USER], "system": "Be brief."}, folder=it.model(template=TOOLS)),
+        refused("prompt 0 of the data", "the column system"), "it would be left out",
+    ),
+    Case(
+        "a system message in the column and in the conversation", "kin of LlamaFactory#7592",
+        lambda it: learned(it, {"messages": [[said("system", "Be brief."), USER, HELLO]], "system": ["Be brief."]}, template=TOOLS),
+        [("<s>Be brief..<u>Hi.<a>", f"Hello.<{EOS}>")], "nothing is left out",
+    ),
     Case(
         "no content beside calls of tools", "trl#4923",
         lambda it: learned(it, {"messages": [[USER, said("assistant", None, tool_calls=[CALL]), said("tool", "2"), HELLO]]},
@@ -426,6 +553,21 @@ def pair(chosen, rejected, **more):
 
 PAIRS = [
     Case(
+        "Alpaca's columns beside answers with the same first words", "LlamaFactory#5455",
+        lambda it: learned(it, pair("The answer is D.", "The answer is C.", instruction="Choose.", input="A, B, C or D?"), pairs=True),
+        refused("pair 0", "no prompt", "instruction and input"), "the question is there, and is no common beginning",
+    ),
+    Case(
+        "a conversation beside two answers as texts", "kin of LlamaFactory#5455",
+        lambda it: learned(it, pair("The sky", "The sea", conversations=[{"from": "human", "value": "Blue?"}]), pairs=True),
+        refused("pair 0", "conversations"), "LLaMA-Factory's preferences in ShareGPT's form",
+    ),
+    Case(
+        "an empty column beside answers that begin with their prompt", "kin of LlamaFactory#5455",
+        lambda it: learned(it, pair("Q: a", "Q: b", input=""), pairs=True), [("Q: ", f"a<{EOS}>"), ("Q: ", f"b<{EOS}>")],
+        "there is nothing in it",
+    ),
+    Case(
         "one answer is the beginning of the other", "trl#6960",
         lambda it: learned(it, pair("Q: a", "Q: a b"), pairs=True), [("Q: a", f"<{EOS}>"), ("Q: a", f" b<{EOS}>")],
         "the prompt is all of the shorter one",
@@ -486,4 +628,4 @@ PAIRS = [
     ),
 ]  # fmt: skip
 
-CASES = [*TEXTS, *ENDS, *TEMPLATES, *CONVERSATIONS, *PAIRS]
+CASES = [*TEXTS, *TOKENIZERS, *ENDS, *TEMPLATES, *CONVERSATIONS, *PAIRS]
