@@ -321,7 +321,9 @@ KEYS = [
     ),
     Case(
         "such a Llama whose file lacks one of them", "kin of mlc-llm#3494",
-        lambda it: actor(it, change(it.model(config={"attention_bias": True, "mlp_bias": True}), {}, [f"{LAYER}mlp.down_proj.bias"])),
+        lambda it: actor(
+            it, change(it.model(config={"attention_bias": True, "mlp_bias": True}), {}, [f"{LAYER}mlp.down_proj.bias"]),
+        ),
         Refused(hf.ModelNotFoundError, WEIGHTS, f"{LAYER}mlp.down_proj.bias"), "transformers draws it",
     ),
     Case(

@@ -554,7 +554,7 @@ def pair(chosen, rejected, **more):
 PAIRS = [
     Case(
         "Alpaca's columns beside answers with the same first words", "LlamaFactory#5455",
-        lambda it: learned(it, pair("The answer is D.", "The answer is C.", instruction="Choose.", input="A, B, C or D?"), pairs=True),
+        lambda it: learned(it, pair("The answer is D.", "The answer is C.", instruction="Choose.", input="C or D?"), pairs=True),
         refused("pair 0", "no prompt", "instruction and input"), "the question is there, and is no common beginning",
     ),
     Case(
