@@ -18,6 +18,7 @@ from hfsdk.core import system, untrusted
 from hfsdk.core.chat_templates import apply_template
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError, OptionError
 from hfsdk.core.files import FileSum, check_files
+from hfsdk.core.tokenizer_files import NAMED_TEMPLATES, named_templates
 from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import parse_json, private_copy, read_file, read_json, regular_names
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles, weight_names
@@ -82,6 +83,32 @@ def test_a_snapshot_of_the_hubs_cache_is_read_through_its_links(snapshot, tmp_pa
     assert [mark.name for mark in Manifest.of(snapshot).files] == sorted(path.name for path in snapshot.iterdir())
     (tmp_path / "mine").symlink_to(snapshot)
     assert hf.ModelSpec.from_folder(tmp_path / "mine").num_layers == spec.num_layers, "a folder that the user names may be a link"
+
+
+def test_chat_templates_by_name_are_read_as_the_files_beside_their_folder_are(snapshot, tmp_path):
+    inside, blob = snapshot / NAMED_TEMPLATES, snapshot.parents[1] / "blobs" / "named"
+    inside.mkdir()
+    blob.write_text("{{ tools | length }}")
+    (inside / "tool_use.jinja").symlink_to("../../../blobs/named")
+    assert named_templates(snapshot) == {"tool_use.jinja": b"{{ tools | length }}"}
+    assert load_tokenizer(snapshot).get_chat_template(tools=[{}]) == "{{ tools | length }}"
+    for target in ("../../../secret", "../../secret", "../../../blobs/../secret", "/etc/hostname"):
+        (inside / "tool_use.jinja").unlink()
+        (inside / "tool_use.jinja").symlink_to(target)
+        with refuses(ModelNotFoundError, "tool_use.jinja", "a link"):
+            named_templates(snapshot)
+    (inside / "tool_use.jinja").unlink()
+    os.mkfifo(inside / "pipe.jinja")
+    with refuses(ModelNotFoundError, "pipe.jinja", "a named pipe"):
+        named_templates(snapshot)
+    (inside / "pipe.jinja").unlink()
+    for number in range(101):
+        (inside / f"{number}.jinja").write_text("")
+    with refuses(ModelNotFoundError, NAMED_TEMPLATES, 101, 100):
+        named_templates(snapshot)
+    inside.rename(tmp_path / "elsewhere")
+    inside.symlink_to(tmp_path / "elsewhere")
+    assert named_templates(snapshot) == {}, "a folder that leads elsewhere is none"
 
 
 @each(

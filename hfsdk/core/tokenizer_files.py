@@ -25,6 +25,9 @@ ADDED_TOKENS = "added_tokens.json"
 NAMED_TEMPLATES = "additional_chat_templates"
 """A folder of further chat templates, ``NAME.jinja``, of which transformers takes ``tool_use`` where there are tools."""
 
+MOST_TEMPLATES = 100
+"""In it."""
+
 SPECIAL_TOKENS, TEMPLATES = "special_tokens_map.json", ("chat_template.jinja", "chat_template.json")
 """Where the texts of special tokens may stand, and chat templates besides tokenizer_config.json."""
 
@@ -55,12 +58,15 @@ def named_templates(folder: str | Path) -> dict[str, bytes]:
     """Return the further chat templates of a folder by the names of their files; none where it has no folder of them.
 
     Raises:
-        ModelNotFoundError: one of them cannot be read, or is no file.
+        ModelNotFoundError: one of them cannot be read, or is no file; or there are too many.
     """
     inside = Path(folder) / NAMED_TEMPLATES
     if not inside.is_dir() or inside.is_symlink():
         return {}
-    return {name: read_file(inside, name) for name in file_names(inside) if name.endswith(".jinja")}
+    names = [name for name in file_names(inside) if name.endswith(".jinja")]
+    if len(names) > MOST_TEMPLATES:
+        raise ModelNotFoundError(f"{inside} has {len(names):,} chat templates; at most {MOST_TEMPLATES} are read. Take some out.")
+    return {name: read_file(inside, name) for name in names}
 
 
 def named_tokens(folder: str | Path) -> set[str]:
