@@ -538,7 +538,7 @@ TRL = [
             {
                 **QWEN, "num_processes": 8, "hub_model_revision": "main", "chat_template": "{{ messages }}", "benchmarks": ["math"],
                 "code_eval_test_batch_size": 4, "e2b_router_url": "x", "morph_router_url": "x", "ioi_provider": "piston",
-                "dataset_mixture": {"datasets": []}, "cosine_max_len": 1000, "reward_funcs": ["accuracy"],
+                "dataset_mixer": {"a/b": 1.0}, "cosine_max_len": 1000, "reward_funcs": ["accuracy"],
             },
             "samples",
         ),
