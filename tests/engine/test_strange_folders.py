@@ -124,6 +124,7 @@ def test_what_a_link_leads_to_is_not_exported_and_that_is_said(tmp_path):
         (folder / name).symlink_to(tmp_path / "key")
     pipe(folder / "added_tokens.json")
     (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").symlink_to(tmp_path / "key")
     for name in ("config.json", "tokenizer_config.json"):
         content = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps({**content, "auto_map": {"AutoModel": "somebody/else--own_code.Model"}}))
@@ -139,3 +140,13 @@ def test_what_a_link_leads_to_is_not_exported_and_that_is_said(tmp_path):
         assert SECRET.encode() not in path.read_bytes()
         assert path.suffix != ".json" or "auto_map" not in json.loads(path.read_text())
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (model_folder("tiny") / "tokenizer.json").read_bytes()
+
+
+def test_chat_templates_by_name_are_exported_and_replaced(tmp_path):
+    folder = Path(shutil.copytree(model_folder("tiny"), tmp_path / "folder"))
+    (folder / "additional_chat_templates").mkdir()
+    template = folder / "additional_chat_templates" / "tool_use.jinja"
+    for text in ("{{ messages }}", "{{ messages }}{{ tools }}"):
+        template.write_text(text)
+        assert run(save, 1, str(folder), ModelSpec.from_folder(folder), str(tmp_path / "out")) == [[]]
+        assert (tmp_path / "out" / "additional_chat_templates" / "tool_use.jinja").read_text() == text

@@ -21,7 +21,7 @@ from hfsdk.core.layout import Coordinates
 from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.spec import ModelSpec
-from hfsdk.core.tokenizer_files import COMPANIONS, NAMED_TEMPLATES, TOKENIZER_CONFIG
+from hfsdk.core.tokenizer_files import COMPANIONS, NAMED_TEMPLATES, TOKENIZER_CONFIG, named_templates
 from hfsdk.core.untrusted import changed_json, has_file, json_bytes, read_file, read_json, shown_reason, where
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles
 from hfsdk.core.whole_folders import check_adapter_weights, check_model_weights
@@ -35,8 +35,6 @@ PARTIAL = ".hfsdk-export.partial"
 
 SPARE_BYTES = 1 << 20
 """What a model takes beside its numbers: config.json, the tokenizer."""
-
-"""Folder in which transformers saves the chat templates of a tokenizer that has several."""
 
 CODE = "auto_map"
 """Key under which files name code that loads them; it is not read here, and would be fetched by whoever trusts it."""
@@ -289,16 +287,18 @@ def write_folder(
         save_file(tensors, partial / name, metadata={"format": "pt"})
         for file_name, config in configs.items():
             (partial / file_name).write_bytes(config)
-        for path in partial.iterdir():
-            if (folder / path.name).is_dir():
-                raise OSError(f"{folder / path.name} is a folder")
-            with path.open("rb+") as file:
+        files = [path.relative_to(partial) for path in partial.rglob("*") if path.is_file()]
+        for path in files:
+            if (folder / path).is_dir():
+                raise OSError(f"{folder / path} is a folder")
+            with (partial / path).open("rb+") as file:
                 os.fsync(file.fileno())
         if new:
             partial.rename(folder)
             return left_out
-        for path in sorted(partial.iterdir(), key=lambda path: (path.name in configs, path.name == name)):
-            os.replace(path, folder / path.name)
+        for path in sorted(files, key=lambda path: (path.name in configs, path.name == name)):
+            (folder / path).parent.mkdir(exist_ok=True)
+            os.replace(partial / path, folder / path)
         return left_out
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -307,8 +307,12 @@ def write_folder(
 def _copy_companions(source: Path, folder: Path) -> list[str]:
     """Copy the files of a tokenizer, byte for byte but for code that they name; return why some are left out."""
     left_out = []
-    if has_file(source, NAMED_TEMPLATES):
-        left_out.append(f"{source}/{NAMED_TEMPLATES} is a folder of further chat templates, which is not copied. Copy it.")
+    try:
+        for name, content in named_templates(source).items():
+            (folder / NAMED_TEMPLATES).mkdir(exist_ok=True)
+            (folder / NAMED_TEMPLATES / name).write_bytes(content)
+    except ModelNotFoundError as error:
+        left_out.append(str(error))
     for name in COMPANIONS:
         if not has_file(source, name):
             continue
