@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import queue
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -198,3 +200,32 @@ def too_much(rank, size):
 
 def test_more_than_the_bound_is_refused_on_all_ranks_before_room_is_made_for_it():
     assert run(too_much, 2) == [True, True]
+
+
+TAGS = (gloo_groups.PROOF_TAG, gloo_groups.ALL_PROVEN_TAG)
+
+
+class Wire:
+    """A group of two in one process: what one sends under a tag is what the other receives under it."""
+
+    def __init__(self):
+        self.sent = {(rank, tag): queue.Queue() for rank in range(2) for tag in TAGS}
+
+    def of(self, rank):
+        def send(tensors, other, tag):
+            self.sent[rank, tag].put(tensors[0].clone())
+            return SimpleNamespace(wait=lambda limit: None)
+
+        def recv(tensors, other, tag):
+            return SimpleNamespace(wait=lambda limit: tensors[0].copy_(self.sent[other, tag].get(timeout=60)))
+
+        return SimpleNamespace(send=send, recv=recv)
+
+
+@pytest.mark.parametrize(("keys", "proven"), [((b"k" * 32, b"k" * 32), [True, True]), ((b"k" * 32, b"s" * 32), [False, False])])
+def test_a_rank_is_proven_by_the_session_s_key_alone(monkeypatch, keys, proven):
+    monkeypatch.setattr(gloo_groups._Seen, "intruders", 0)
+    wire = Wire()
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(gloo_groups._is_proven, wire.of(rank), key, rank, 2) for rank, key in enumerate(keys)]
+        assert [one.result(60) for one in found] == proven
