@@ -150,3 +150,12 @@ def test_what_a_launcher_runs_from_a_variable_says_whose_it_is():
     two = "python a/prepare.py --n 1\npython -m verl.trainer.{0} model.partial_pretrain=x\npython b.py --n 2\n"
     with pytest.raises(hf.OptionError, match="verl's SFT, which is not read"):
         hf.explain(two.format("fsdp_sft_trainer"))
+
+
+@each(
+    "script, named",
+    [("A=" + "$((" * 20_000, "20,000"), ("A='" + "x\n" * 30_000, "500 lines"), ("A=(\n" + "x\n" * 30_000, "500 lines")],
+)
+def test_a_script_that_would_be_cut_for_hours_is_refused(script, named):
+    with pytest.raises(hf.OptionError, match=named):
+        words_of_script(script)

@@ -28,6 +28,9 @@ DECLARING = ("export", "declare", "local", "readonly", "typeset")
 MOST_CHARACTERS = 20_000
 """Of a variable's value: ``A=$A$A`` in a hundred lines is longer than any memory."""
 
+MOST_EXPANSIONS, MOST_LINES = 2_000, 500
+"""Of a script, and of one of its quotations or arrays: a stranger's file with more of either would be cut for hours."""
+
 _DOCUMENT = re.compile(r"""(?<!<)<<-?\s*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)""")
 _NAME = r"[A-Za-z_]\w*"
 _WORD = re.compile(
@@ -51,8 +54,13 @@ def words_of_script(text: str) -> tuple[list[list[str]], dict[str, str]]:
     """Return the words of each logical line, with ``ENDS`` between its commands, and the defaults that were taken by variable.
 
     Raises:
-        OptionError: a quotation does not end.
+        OptionError: a quotation does not end, or there are more expansions than a script has.
     """
+    expansions = len(re.findall(r"\$[({]|`", text))
+    if expansions > MOST_EXPANSIONS:
+        raise OptionError(
+            f"the command line has {expansions:,} expansions; at most {MOST_EXPANSIONS:,} are read. Give its job alone."
+        )
     variables = _Variables()
     return [variables.words(line) for line in _lines(text)], variables.defaults
 
@@ -72,6 +80,10 @@ def _lines(text: str) -> Iterator[str]:
     for line in lines:
         kept = f"{kept}\n{line}" if kept else line
         if _is_open(kept):
+            if kept.count("\n") >= MOST_LINES:
+                raise OptionError(
+                    f"the command line has a quotation of more than {MOST_LINES} lines: {shown(kept[:200])}. Close it."
+                )
             continue
         document = _DOCUMENT.search(kept)
         if document:
