@@ -13,7 +13,7 @@ Targets: median absolute error of the three layouts' calls and steps, and of the
 order of two strategies is wrong only where their measured times differ by less than 10 %.
 
 Uses two worker processes of one thread for calibration and layouts, four for the strategies: there ranks may share cores, by the
-rule of ``hfsdk.engine.simulation.simulated_cores`` (n ranks at work on C cores run at C / n of their speed).
+rule of ``hfsdk.engine.simulation.clock`` (n ranks at work on C cores run at C / n of their speed).
 
     python benchmarks/calibrate.py --check          about 10 minutes on two quiet cores
 """

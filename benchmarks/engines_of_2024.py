@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hfsdk.core.spec import ModelSpec
-from hfsdk.planner.perf.traits import HFSDK, EngineTraits
+from hfsdk.planner.perf.setup import HFSDK, EngineTraits
 
 
 @dataclass(frozen=True, kw_only=True)

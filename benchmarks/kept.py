@@ -55,7 +55,7 @@ def declare(session: Any) -> Any:
 
 def numbers(session: Any) -> list[dict[str, Any]]:
     """Return the history's rows but for what is measured."""
-    from hfsdk.session.run_record import MEASURED
+    from hfsdk.run.run import MEASURED
 
     left = {*MEASURED, "reward_function"}
     return [{name: value for name, value in row.items() if name not in left} for row in session.history if row["kind"] == "step"]

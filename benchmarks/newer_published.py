@@ -27,11 +27,10 @@ from common import ROOT
 from published import Case, generation_of, gpt, llama, on_test_side, step_of
 
 from hfsdk.core.cluster import DEVICES, ClusterSpec, DeviceSpec, LinkSpec
-from hfsdk.core.experts import Experts
 from hfsdk.core.layout import Layout
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import Experts, ModelSpec
 from hfsdk.planner.perf.perf_model import Links, Setup
-from hfsdk.planner.perf.traits import EngineTraits
+from hfsdk.planner.perf.setup import EngineTraits
 
 NEWER = ROOT / "benchmarks" / "data" / "newer_points.csv"
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from common import PeakMemory, Report, Stopwatch, parser, say, short, table
 
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 TEXT_S, STEP_S, WARM_S = 20.0, 40.0, 3.0
 CALL_MS, ROWS, TOKENS, COLUMNS, CALLS = 9.0, 256, 512, 6, 30

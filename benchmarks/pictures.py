@@ -65,7 +65,7 @@ PAINTED = """
 IN_KERNEL = """
 import json, pickle, time
 from hfsdk.viz.frame import LivePicture
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 with open({path!r}, "rb") as file:
     trace = pickle.load(file)
 live = LivePicture(TimelinePicture(timeline_view(trace)))

@@ -21,7 +21,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.layout import Layout
 from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
-from hfsdk.planner.perf.traits import EngineTraits
+from hfsdk.planner.perf.setup import EngineTraits
 
 POINTS = ROOT / "benchmarks" / "data" / "published_points.csv"
 FIELDS = ("system", "source", "algorithm", "actor_params_b", "critic_params_b", "gpus")

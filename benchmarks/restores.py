@@ -60,7 +60,7 @@ def kill(session: Any, moments: Sequence[tuple[int, float, int]], over: threadin
 def trained(steps: int, moments: Sequence[tuple[int, float, int]]) -> dict[str, Any]:
     """Train, with workers killed at these moments; return what came of it."""
     import hfsdk as hf
-    from hfsdk.session.run_record import MEASURED
+    from hfsdk.run.run import MEASURED
 
     over = threading.Event()
     with hf.Session(devices=2) as session, tempfile.TemporaryDirectory() as folder:

@@ -37,11 +37,11 @@ def without_checksums(rank: Any) -> None:
     """Make this worker write as if nobody looked: torch's checksums as it has them, nothing read back."""
     import contextlib
 
-    from hfsdk.engine.training import megatron_checkpoint
+    from hfsdk.engine.training import checkpoint
     from hfsdk.engine.weights import summed_file
 
-    megatron_checkpoint.kept = megatron_checkpoint.one_checksum
-    megatron_checkpoint.one_checksum = contextlib.nullcontext
+    checkpoint.kept = checkpoint.one_checksum
+    checkpoint.one_checksum = contextlib.nullcontext
     summed_file.zlib = type("Off", (), {"crc32": staticmethod(lambda data, value=0: 0)})
     summed_file.MOST_SAMPLES = 0
 
@@ -50,10 +50,10 @@ def with_checksums(rank: Any) -> None:
     """Make this worker write as it does."""
     import zlib
 
-    from hfsdk.engine.training import megatron_checkpoint
+    from hfsdk.engine.training import checkpoint
     from hfsdk.engine.weights import summed_file
 
-    megatron_checkpoint.one_checksum = getattr(megatron_checkpoint, "kept", megatron_checkpoint.one_checksum)
+    checkpoint.one_checksum = getattr(checkpoint, "kept", checkpoint.one_checksum)
     summed_file.zlib, summed_file.MOST_SAMPLES = zlib, 16
 
 

@@ -121,7 +121,7 @@ def length(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -
 def run_hfsdk(config: Mapping[str, Any]) -> None:
     """Child: take steps and print each."""
     import hfsdk as hf
-    from hfsdk.engine.ray.ray_runtime import RayRuntime
+    from hfsdk.engine.ray.runtime import RayRuntime
 
     rank, ppo = config["rank"], config["algorithm"] == "ppo"
     options: dict[str, Any] = {

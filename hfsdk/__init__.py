@@ -45,11 +45,11 @@ if TYPE_CHECKING:
         ReMax,
         SafeRLHF,
     )
+    from hfsdk.configs.explain import explain
     from hfsdk.core import protocol as protocols
     from hfsdk.core.batch import Batch
-    from hfsdk.core.call_flow import Call
     from hfsdk.core.cluster import ClusterSpec, DeviceSpec
-    from hfsdk.core.dataflow import Dataflow
+    from hfsdk.core.dataflow import Call, Dataflow
     from hfsdk.core.errors import (
         CallCancelledError,
         CallError,
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from hfsdk.core.experiment import Experiment
-    from hfsdk.core.experts import Experts, LatentAttention
     from hfsdk.core.first_bad import FirstBad
     from hfsdk.core.history import History
     from hfsdk.core.layout import Layout
@@ -88,7 +87,7 @@ if TYPE_CHECKING:
     from hfsdk.core.response_lengths import ResponseLengths
     from hfsdk.core.roles import AdamW, RolloutOptions
     from hfsdk.core.snapshot import Snapshot
-    from hfsdk.core.spec import ModelSpec
+    from hfsdk.core.spec import Experts, LatentAttention, ModelSpec
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.trace import Span, Trace
     from hfsdk.models import Primitive, primitive
@@ -96,7 +95,6 @@ if TYPE_CHECKING:
     from hfsdk.planner.tails.long_tails import long_tails
     from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB, sessions
-    from hfsdk.session.explanation import explain
 
 __version__ = "0.1.0"
 
@@ -106,10 +104,9 @@ _NAMES = {
         "DrGRPO KLCov OverlongPenalty PassAtK PassAtKTraining ProcessGRPO ReMax ReinforcePlusPlus ReinforcePlusPlusBaseline "
         "SafeRLHF"
     ),
-    "session.explanation": "explain",
+    "configs.explain": "explain",
     "core.batch": "Batch",
-    "core.call_flow": "Call",
-    "core.dataflow": "Dataflow",
+    "core.dataflow": "Call Dataflow",
     "core.errors": (
         "CallCancelledError CallError CheckpointError ColumnError DependencyError DeviceMemoryError HfsdkError InvariantWarning "
         "LayoutError LostColumnError ModelNotFoundError NonFiniteLossError OptionError OutputError PlacementError "
@@ -117,7 +114,6 @@ _NAMES = {
         "UnsupportedModelError WeightMismatchError WorkerDiedError"
     ),
     "core.experiment": "Experiment",
-    "core.experts": "Experts LatentAttention",
     "core.first_bad": "FirstBad",
     "core.history": "History",
     "core.layout": "Layout",
@@ -130,7 +126,7 @@ _NAMES = {
     "core.roles": "AdamW RolloutOptions",
     "core.snapshot": "Snapshot",
     "core.cluster": "ClusterSpec DeviceSpec",
-    "core.spec": "ModelSpec",
+    "core.spec": "Experts LatentAttention ModelSpec",
     "core.table": "Ragged Table",
     "core.trace": "Span Trace",
     "models": "Primitive primitive",

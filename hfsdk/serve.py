@@ -20,7 +20,7 @@ from hfsdk.core.errors import HfsdkError
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until it is interrupted; return the exit status."""
-    from hfsdk.session.wire import PORT
+    from hfsdk.kept.remote_session import PORT
 
     parser = argparse.ArgumentParser(prog="python -m hfsdk.serve", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--host", default="127.0.0.1", help="where to listen")
@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _link(given: argparse.Namespace) -> int:
-    from hfsdk.session.attach import TOKEN, package_version
-    from hfsdk.session.remote_keeper import page_link
+    from hfsdk.kept.attach import TOKEN, package_version
+    from hfsdk.kept.remote_session import page_link
 
     if given.token_file is not None or not (token := os.environ.get(TOKEN, "")):
-        from hfsdk.session.serving import token_file
+        from hfsdk.kept.server import token_file
 
         token = _token_in(given.token_file or token_file())
     host = f"[{given.host}]" if ":" in given.host else given.host
@@ -55,8 +55,8 @@ def _link(given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from hfsdk.engine.ray.ray_head import await_end, ends_held
-    from hfsdk.session.serving import ServeOptions, Server, token_file
+    from hfsdk.engine.ray.head import await_end, ends_held
+    from hfsdk.kept.server import ServeOptions, Server, token_file
 
     file = given.token_file or token_file()
     token = _token_in(file)
@@ -83,7 +83,7 @@ def _token_in(file: Path) -> str:
     Raises:
         OptionError: there is none.
     """
-    from hfsdk.session.tls import check_there
+    from hfsdk.kept.tls import check_there
 
     check_there(
         "--token-file", file, "leave --token-file out: the token then lies in ~/.local/state/hfsdk, made where there is none"

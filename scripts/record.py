@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 import hfsdk as hf  # noqa: E402
-from hfsdk.session.session_parts import parts_of  # noqa: E402
+from hfsdk.session.parts import parts_of  # noqa: E402
 
 CLOCKED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
 """Of a row of a real step what is measured."""

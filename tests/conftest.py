@@ -113,11 +113,11 @@ def pytest_configure(config):
     if config.getoption("results") and "PYTEST_XDIST_WORKER" not in os.environ:
         RESULTS = tiers.Results(config.getoption("results"))
     if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
-        from hfsdk.engine.ray import worker_forks
+        from hfsdk.engine.ray import fork_server
 
-        if worker_forks.can_fork():
+        if fork_server.can_fork():
             meanwhile = contextlib.ExitStack()
-            meanwhile.enter_context(worker_forks.engines_imported())
+            meanwhile.enter_context(fork_server.engines_imported())
             config.add_cleanup(meanwhile.close)
 
 
@@ -144,12 +144,12 @@ def ray_here():
         pytest.skip("these tests count processes on gloo; on CUDA each needs a device of its own")
     import ray
 
-    from hfsdk.engine.ray import ray_start
+    from hfsdk.engine.ray import start
 
     if not ray.is_initialized():
-        ray_start.start(12)
+        start.start(12)
     yield ray
-    ray_start.end()
+    start.end()
 
 
 def _open(name):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hfsdk.core.checks import shown
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 CEILING_S = 300.0
 """Longest wait for what should be there at once: nothing is slow enough to need it, whatever else the machine does."""

@@ -18,11 +18,9 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
-from hfsdk.core.bounds import Refused
 from hfsdk.core.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
 from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.rules import rule_of
-from hfsdk.core.scalars import MOST_CHARACTERS
+from hfsdk.core.rules import MOST_CHARACTERS, Refused, rule_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,9 +20,9 @@ import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core import errors
 from hfsdk.engine.calls.replies import Reply, errors_of
-from hfsdk.engine.worker.non_finite import why_refused
-from hfsdk.session import attach
-from hfsdk.session import keeper_requests as k
+from hfsdk.engine.worker.role_engine import why_refused
+from hfsdk.kept import attach
+from hfsdk.kept import requests as k
 from tests.session.scripted import ScriptedRuntime
 
 

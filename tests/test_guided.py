@@ -8,7 +8,7 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
-from hfsdk.core import guided
+from hfsdk.core import hints
 from hfsdk.models import ActorModel, CostModel, CriticModel, ReferenceModel, RewardModel
 
 HANDLES = (ActorModel, CriticModel, ReferenceModel, RewardModel, CostModel)
@@ -86,7 +86,7 @@ class TestHarmless:
         assert not hasattr(batch, "__array__")
 
     def test_an_error_inside_a_property_is_its_own(self):
-        class Broken(guided.Guided):
+        class Broken(hints.Guided):
             @property
             def size(self):
                 return self.nothing.of_it
@@ -101,8 +101,8 @@ class TestHarmless:
 
 @each(
     "table, kinds",
-    [(guided.SESSION, [hf.Session]), (guided.HANDLE, HANDLES), (guided.BATCH, [hf.Batch]), (guided.RAGGED, [hf.Ragged]),
-     (guided.RUN, [hf.Run])],
+    [(hints.SESSION, [hf.Session]), (hints.HANDLE, HANDLES), (hints.BATCH, [hf.Batch]), (hints.RAGGED, [hf.Ragged]),
+     (hints.RUN, [hf.Run])],
 )  # fmt: skip
 def test_no_hint_is_for_what_is_there(table, kinds):
     names = [name for names in table for name in names.split()]

@@ -17,8 +17,8 @@ from expect import each
 
 ROOT = Path(__file__).parents[1]
 
-LAYERS = ["planner", "engine", "models", "algorithms", "session", "viz"]
-TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.serve", "hfsdk.data"]
+LAYERS = ["planner", "engine", "models", "algorithms", "state", "run", "diagnose", "kept", "session", "configs", "teach", "viz"]
+TOP = ["hfsdk", "hfsdk.quickstart", "hfsdk.serve", "hfsdk.data", "hfsdk.testing"]
 """Modules beside the folders; ``data`` has a law of its own below."""
 
 HOMES = {
@@ -28,13 +28,13 @@ HOMES = {
     "ipywidgets": [],  # every live picture is one anywidget, without containers: marimo, VS Code and Colab need no more
     "anywidget": ["viz/*"],
     "matplotlib": ["viz/*"],
-    "tensorboard": ["session/tracking.py"],
-    "wandb": ["session/tracking.py"],
-    "mlflow": ["session/tracking.py"],
+    "tensorboard": ["run/trackers.py"],
+    "wandb": ["run/trackers.py"],
+    "mlflow": ["run/trackers.py"],
     "fsspec": ["core/store.py"],
     "torch": [
         *(f"engine/{room}/*" for room in ("calls", "process", "weights", "training", "generation", "worker", "ray")),
-        *["algorithms/*", "assets/*", "testing/*"],
+        *["algorithms/*", "assets/*", "teach/*"],
     ],
 }
 TORCH_AT_MODULE_LEVEL = ["engine/*", "algorithms/rlmath.py", "algorithms/groups.py"]  # pure torch, themselves imported lazily

@@ -7,7 +7,7 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.roles import Sampling
-from hfsdk.engine.worker.hosted import sample_seed
+from hfsdk.engine.worker.role_engine import sample_seed
 from hfsdk.models.handle import stable_seed
 
 SEEDS, PROMPTS, COPIES, MOST = 300, 64, 4, 1000

@@ -9,7 +9,7 @@ from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.core.trace import Span, Trace
-from hfsdk.viz.timeline.several import timelines_view
+from hfsdk.viz.pictures.timeline import timelines_view
 
 S = 10**9
 

@@ -10,7 +10,7 @@ from typing import Any
 import hfsdk as hf
 from fire import own
 from fire.state_digest import of_parts, parts_of_rank
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 NAME = "fire"
 

@@ -17,7 +17,7 @@ import hfsdk as hf
 from fire.stage import OPENINGS, typed
 from fire.trials import Note, TrialError
 from hfsdk.algorithms import ppo
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 CEILING_S = 120.0
 

@@ -21,7 +21,7 @@ from fire.kept_cells import NAME
 from fire.kept_stage import KeptStage, ground
 from fire.puppet import CellError, Puppet
 from fire.trials import Note, TrialError
-from hfsdk.session.attach import package_version
+from hfsdk.kept.attach import package_version
 
 __all__ = ["CEILING_S", "ground", "trial"]
 
@@ -250,7 +250,7 @@ def _in_handshake(place: Place, note: Note) -> None:
     note.doing(f"{note.count} attaches whose connection is cut in its first moments")
     for _ in range(note.count):
         kernel = Puppet(place.stage.state.parent / "elsewhere") if kernel is None else kernel
-        kernel.run("import hfsdk.session.remote_keeper, hfsdk.session.attach, asyncio, ssl")
+        kernel.run("import hfsdk.kept.remote_session, hfsdk.kept.attach, asyncio, ssl")
         since, wait_s = place.cutter.num_connections, note.rng.uniform(0.0, 0.06)
         thread = threading.Thread(
             target=lambda s=since, w=wait_s: (place.cutter.await_connection(s, 20.0), time.sleep(w), place.cutter.cut())

@@ -20,11 +20,11 @@ from fire import own
 from fire.state_digest import of_parts, parts_of_rank
 from fire.trials import TrialError
 from hfsdk.algorithms import ppo
-from hfsdk.core.alternative import Alternative
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
+from hfsdk.core.plan import Alternative
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 OPENINGS = ["the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long",
             "i laughed and", "dull"]  # fmt: skip

@@ -21,7 +21,7 @@ DONE_S = 180.0
 SCRIPT = """
 import json, signal, sys, warnings
 import hfsdk as hf
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 

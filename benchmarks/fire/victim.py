@@ -12,7 +12,7 @@ from typing import Any
 
 import hfsdk as hf
 from fire import own
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 def say(**found: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
-from hfsdk.core.completion import Computed
+from hfsdk.core.hints import Computed
 
 MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""

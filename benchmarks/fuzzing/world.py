@@ -13,7 +13,7 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_report import Resident
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 CLUSTER = "1x2 A100-80GB"
 TEXTS = ["hello world", "good day", "to be", "or not"]

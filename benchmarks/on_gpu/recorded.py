@@ -28,7 +28,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Table
-from hfsdk.engine.worker.hosted import HostedRole
+from hfsdk.engine.worker.role_engine import HostedRole
 from on_gpu import stage
 from on_gpu.stage import QWEN_1_5B, SMALL, Setting, write_model
 

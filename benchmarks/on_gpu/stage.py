@@ -14,15 +14,14 @@ import numpy as np
 import torch
 
 from hfsdk.core.arguments import Learning, LogProbs
-from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Layout
 from hfsdk.core.microbatch import plan_pass, plan_update
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.runtime import Assignment
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import SCALAR_HEAD_NAMES, ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.worker.hosted import HostedRole
+from hfsdk.engine.worker.role_engine import HostedRole
 from hfsdk.engine.worker.role_host import WorkerSetup
 from hfsdk.engine.worker.worker import Worker
 

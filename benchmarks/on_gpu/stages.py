@@ -20,7 +20,7 @@ from hfsdk.engine.process import deterministic, tasks
 from hfsdk.engine.process.clocks import EventClock, WallClock
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.rendezvous import join as join_world
-from hfsdk.engine.training import packed_attention, vocab_parallel
+from hfsdk.engine.training import megatron_model, vocab_parallel
 from hfsdk.engine.training.megatron_groups import RoleGroups, forget_groups
 from hfsdk.engine.weights.on_host import copy_on_host
 from hfsdk.engine.worker.requests import Keep, Request, Restore, carry_out
@@ -62,13 +62,13 @@ def attention(setting: Setting) -> None:
     kind = torch.bfloat16 if setting.cuda else torch.float32
     shapes = [(int(offsets[-1]), heads, 128) for heads in (28, 4, 4)]
     made = [torch.randn(shape, device=setting.device, dtype=kind, requires_grad=True) for shape in shapes]
-    attend = packed_attention.choose(setting.device.type, kind, 128)
+    attend = megatron_model.choose(setting.device.type, kind, 128)
     setting.note(kernel=attend.__name__, tokens=int(offsets[-1]))
     exact = [x.detach().float().requires_grad_() for x in made]
-    expected = packed_attention.attend_row_by_row(*exact, offsets, 0.088)
+    expected = megatron_model.attend_row_by_row(*exact, offsets, 0.088)
     direction = torch.randn(expected.shape, generator=setting.generator(), device=setting.device)
     right = [expected, *torch.autograd.grad(expected, exact, direction)]
-    for way in (attend, packed_attention.attend_in_one):
+    for way in (attend, megatron_model.attend_in_one):
         out = way(*made, offsets, 0.088)
         found = [out, *torch.autograd.grad(out, made, direction.to(kind))]
         for name, mine, theirs in zip(("results", "dq", "dk", "dv"), found, right, strict=True):

@@ -13,7 +13,6 @@ May import: core.
 
 from hfsdk.assets.cache import home
 from hfsdk.assets.catalog import MODELS, model_folder
-from hfsdk.assets.reviews import reviews_file
-from hfsdk.assets.vader import sentiment
+from hfsdk.assets.reviews import reviews_file, sentiment
 
 __all__ = ["MODELS", "home", "model_folder", "reviews_file", "sentiment"]

@@ -11,9 +11,8 @@ from typing import Any
 
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
-from hfsdk.core.hf_config import only_read
 from hfsdk.core.private_places import keep_compiled
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import ModelSpec, only_read
 from hfsdk.core.tokenizer_files import (
     NAMED_TEMPLATES,
     TOKENIZER,

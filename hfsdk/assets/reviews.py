@@ -11,9 +11,12 @@ import io
 import json
 import re
 import tarfile
+from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hfsdk.assets.cache import Download, atomic_folder, fetch, home, record_sums
 from hfsdk.core.errors import ModelNotFoundError
@@ -95,3 +98,28 @@ def parse_reviews(table: str) -> list[dict[str, object]]:
 def _unit(text: str) -> float:
     """Map a text to a stable number in [0, 1): the same on every machine and in every Python process."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+# Sentiment without a model: the VADER lexicon and rules (Hutto and Gilbert, ICWSM 2014).
+
+
+def sentiment(texts: Sequence[str]) -> list[float]:
+    """Return VADER's compound score of each text, from -1 (most negative) to 1 (most positive); 0.0 for no sentiment.
+
+    Raises:
+        ModelNotFoundError: the package ``vaderSentiment`` is not installed.
+    """
+    analyzer = _analyzer()
+    return [float(analyzer.polarity_scores(text)["compound"]) for text in texts]
+
+
+@cache
+def _analyzer() -> Any:
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError as error:
+        raise ModelNotFoundError(
+            "asked for VADER sentiment scores; the package vaderSentiment is not installed here. "
+            "Install it: pip install --no-deps vaderSentiment==3.3.2"
+        ) from error
+    return SentimentIntensityAnalyzer()

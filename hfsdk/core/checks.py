@@ -23,11 +23,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, overload
 
-from hfsdk.core.bounds import NONFINITE, Length, OneOf, Refused, Rule, Within
 from hfsdk.core.errors import HfsdkError, OptionError
 from hfsdk.core.other_names import ARGUMENTS, ELSEWHERE, unknown_name
-from hfsdk.core.rules import rule_of, shown
-from hfsdk.core.scalars import ANYTHING, is_whole
+from hfsdk.core.rules import ANYTHING, NONFINITE, Length, OneOf, Refused, Rule, Within, is_whole, rule_of, shown
 
 __all__ = [
     "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NamedFields", "NonNegative", "OneOf", "Positive", "Title",

@@ -29,7 +29,7 @@ from hfsdk.core.system import can_start_threads
 from hfsdk.core.untrusted import has_file, open_file, read_file
 
 SAVE = "save.json"
-"""What a save says of itself, in its folder: see ``hfsdk.session.checkpoint_index``."""
+"""What a save says of itself, in its folder: see ``hfsdk.state.checkpoint_index``."""
 
 INDEX = "session.json"
 """What a folder of saves says of them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.hf_config import check_known
+from hfsdk.core.spec import check_known
 from hfsdk.core.turn_ends import GENERATION
 from hfsdk.core.untrusted import has_file, read_json
 

@@ -15,10 +15,8 @@ from typing import Annotated, Any
 
 from hfsdk.core.checks import Index, NamedFields, Positive, Within, check_fields, checked, shown
 from hfsdk.core.errors import ModelNotFoundError, OptionError, UnsupportedModelError
-from hfsdk.core.experts import refuse_experts
 from hfsdk.core.field_texts import documented
-from hfsdk.core.hf_config import flag_of
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import ModelSpec, flag_of, refuse_experts
 from hfsdk.core.untrusted import folders_with, has_file, read_json
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, weight_names
 

@@ -11,17 +11,16 @@ import dataclasses
 import inspect
 import itertools
 import math
+import numbers
 import operator
 import os
+import re
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
-
-from hfsdk.core.bounds import MOST_ITEMS, NO, Bounds, Length, OneOf, Refused, Rule
-from hfsdk.core.scalars import ANYTHING, MOST_CHARACTERS, PATH, SCALARS, take_any_float, take_path, take_slice
 
 LOOKED_AT = 1_000
 """Items checked of a sequence that is neither list nor tuple, whose items may have to be computed; of those two, all are."""
@@ -298,3 +297,224 @@ def _mapping(kind: Any, key: Any, item: Any) -> Rule:
         return value if same else taken
 
     return Rule(take, words, words.removeprefix("a ").replace("mapping", "mappings", 1))
+
+
+# What stands beside a type in ``Annotated``: ``Within``, ``Length``, ``OneOf``; and what a rule is, with its no.
+
+MOST_ITEMS = 10_000_000
+"""Longest list that is taken where nothing else is said."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Ends of a range of numbers."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    finite: bool = True
+
+    def holds(self, number: float) -> bool:
+        """Return whether a number is within."""
+        return self.least <= number <= self.most and self.above < number < self.below
+
+    @property
+    def words(self) -> str:
+        """``"from 1 to 4,096"``, ``"of at least 0"``, ``"above 0 and at most 1"``."""
+        if self.least > -math.inf and self.most < math.inf:
+            return f"from {figure(self.least)} to {figure(self.most)}"
+        lower = {"of at least": self.least, "above": self.above}
+        upper = {"at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {figure(bound)}" for word, bound in (lower | upper).items() if math.isfinite(bound))
+
+
+class Within(Bounds):
+    """Bounds of a number, beside its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
+
+    def __init__(
+        self, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf, below: float = math.inf
+    ) -> None:
+        super().__init__(least=least, most=most, above=above, below=below)
+
+
+@dataclasses.dataclass(frozen=True)
+class Length:
+    """Bounds of the number of characters of a text, or of the items of a list or a mapping: ``Annotated[str, Length(1, 200)]``."""
+
+    least: int = 0
+    most: int = MOST_ITEMS
+    encoded: bool = True
+    """Whether a text is refused that has no UTF-8 form; one that is only shown may have none."""
+
+    @property
+    def words(self) -> str:
+        """``"of 1 to 200"``."""
+        return f"of at least {self.least:,}" if self.most >= MOST_ITEMS else f"of {self.least:,} to {self.most:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """The texts that are taken: ``Annotated[str, OneOf("token_mean", "sequence_mean")]``."""
+
+    texts: tuple[str, ...]
+
+    def __init__(self, *texts: str) -> None:
+        object.__setattr__(self, "texts", texts)
+
+
+NONFINITE = Bounds(finite=False)
+"""Beside ``float``: infinite numbers and NaN are taken too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A rule's no.
+
+    Attributes:
+        wanted: what would have been taken, where the rule's own words do not tell.
+        at: where inside the value, e.g. ``"[3]"``.
+        value: what stands there.
+    """
+
+    wanted: str = ""
+    at: str = ""
+    value: Any = None
+
+
+NO = Refused()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule:
+    """What one annotation takes: ``take`` gives the value in plain Python, or :class:`Refused`.
+
+    Attributes:
+        take: the rule itself.
+        one: its words, ``"a whole number"``.
+        many: the same of several, ``"whole numbers"``.
+    """
+
+    take: Callable[[Any], Any]
+    one: str
+    many: str
+
+
+def figure(number: float) -> str:
+    """Return a bound as people read it."""
+    return f"{number:,}" if isinstance(number, int) and abs(number) < 10**13 else f"{number:g}"
+
+
+# Single values as rules take them: numbers as Python's own, texts that have a UTF-8 form, paths that can be files.
+
+MOST_CHARACTERS = 1_000_000
+"""Longest text that is taken where nothing else is said."""
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters and ends of lines, which a path may have and nobody means."""
+
+MOST_OF_PATH, MOST_OF_PART = 4096, 255
+"""Longest path, and longest name in one, in bytes (Linux's PATH_MAX and NAME_MAX)."""
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number (numpy's too; ``True`` is none)."""
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return a scalar of numpy or torch, or an array of theirs without axes, as plain Python; everything else as it is."""
+    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "shape", None) == ():
+        try:
+            return value.item()
+        except (AttributeError, RuntimeError):  # a dtype; a tensor without storage
+            return value
+    return value
+
+
+def _take_int(value: Any) -> Any:
+    if type(value) is not int:
+        value = plain_scalar(value)
+        if not is_whole(value):
+            return NO
+        value = int(value)
+    return value if -(2**63) <= value < 2**63 else Refused("a whole number of at most 64 bits")
+
+
+def take_any_float(value: Any) -> Any:
+    """Take a number, infinite ones and NaN too."""
+    if type(value) is float:
+        return value
+    value = plain_scalar(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return NO
+    try:
+        number = float(value)
+    except OverflowError:
+        return NO
+    return int(value) if isinstance(value, numbers.Integral) else number
+
+
+def _take_float(value: Any) -> Any:
+    value = take_any_float(value)
+    return value if type(value) is Refused or math.isfinite(value) else NO
+
+
+def _take_bool(value: Any) -> Any:
+    value = value if type(value) is bool else plain_scalar(value)
+    return value if type(value) is bool else NO
+
+
+def _take_text(value: Any) -> Any:
+    if not isinstance(value, str):
+        return NO
+    if len(value) > MOST_CHARACTERS:
+        return Refused(f"a text of at most {MOST_CHARACTERS:,} characters")
+    if not value.isascii() and not _is_unicode(value):
+        return Refused("a text without lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form")
+    return value if type(value) is str else "".join([value])
+
+
+def take_slice(value: Any) -> Any:
+    """Take a slice of whole numbers."""
+    if not isinstance(value, slice) or value.step == 0:
+        return NO
+    ends = [end if end is None else _take_int(end) for end in (value.start, value.stop, value.step)]
+    return NO if any(type(end) is Refused for end in ends) else slice(*ends)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def take_path(value: Any) -> Any:
+    """Take a text or a path that can be the name of a file."""
+    try:
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else b""
+    except Exception:  # of the user's own kind of path
+        return NO
+    if not isinstance(text, str):
+        return NO
+    if len(text) > MOST_OF_PATH or CONTROL.search(text) or not _is_unicode(text):
+        return Refused(f"a path of at most {MOST_OF_PATH:,} bytes without control characters or lone surrogates")
+    if len(text) > MOST_OF_PART or not text.isascii():
+        longest = max(len(part.encode()) for part in text.split(os.sep))
+        if longest > MOST_OF_PART or len(text.encode()) > MOST_OF_PATH:
+            return Refused(f"a path of at most {MOST_OF_PATH:,} bytes, {MOST_OF_PART} in each name")
+    return value
+
+
+ANYTHING = Rule(lambda value: value, "anything", "things")
+SCALARS = {
+    Any: ANYTHING,
+    int: Rule(_take_int, "a whole number", "whole numbers"),
+    float: Rule(_take_float, "a finite number", "finite numbers"),
+    bool: Rule(_take_bool, "True or False", "truth values"),
+    str: Rule(_take_text, "a text", "texts"),
+    type(None): Rule(lambda value: value if value is None else NO, "None", "None"),
+}
+PATH = Rule(take_path, "a path", "paths")

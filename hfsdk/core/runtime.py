@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments
-from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import HfsdkError, WorkerDiedError
 from hfsdk.core.files import FileSum
 from hfsdk.core.microbatch import MiniBatchPlan

@@ -64,3 +64,9 @@ def temporary_folder(prefix: str) -> Iterator[str]:
     """Give a folder of mode 0700 that is gone at the end."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_temporary[-1] if _temporary else None) as folder:
         yield folder
+
+
+# Whether the interpreter ends.
+
+exiting = threading.Event()
+"""The interpreter ends: nothing is shown any more, for whoever looked may be gone already."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from hfsdk.core.checks import AnyNumber, check_fields, checked, is_whole, shown
 from hfsdk.core.errors import ColumnError
-from hfsdk.core.guided import RAGGED, Guided
+from hfsdk.core.hints import RAGGED, Guided
 from hfsdk.core.text import printable
 
 Array = npt.NDArray[Any]

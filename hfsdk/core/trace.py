@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_che
 
 from hfsdk.core.checks import check_options, checked
 from hfsdk.core.comparison import ComparedCall, Comparison, against_guess, side_by_side
-from hfsdk.core.completion import Computed
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
+from hfsdk.core.hints import Computed
 from hfsdk.core.text import printable
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.rules import shown
-from hfsdk.core.scalars import is_whole
+from hfsdk.core.rules import is_whole, shown
 from hfsdk.core.untrusted import descriptor_path, has_file, open_file, parse_json, read_json, shown_reason, where
 
 WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"

@@ -12,9 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 from hfsdk.core.errors import ModelNotFoundError
-from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.lora import ADAPTER_CONFIG, MERGE, PEFT, AdapterSpec
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import SCALAR_HEAD_NAMES, ModelSpec
 from hfsdk.core.tokenizer_files import TEMPLATES, TOKENIZER_CONFIG
 from hfsdk.core.untrusted import has_file, read_file, read_json, where
 from hfsdk.core.weight_files import EMBEDDING, HEAD, READ, WeightFiles

@@ -175,7 +175,7 @@ def _output(command: list[str]) -> str:
 def _ray_sees() -> int | None:
     if not _version("ray"):
         return None
-    from hfsdk.engine.ray.ray_cluster import num_gpus_here
+    from hfsdk.engine.ray.cluster import num_gpus_here
 
     return num_gpus_here()
 

@@ -113,9 +113,9 @@ def _access() -> list[Finding]:
     """Look who can reach a Ray of this user's."""
     if _version("ray") is None or _version("psutil") is None or without_engines():
         return []
-    from hfsdk.engine.ray import ray_state
+    from hfsdk.engine.ray import cluster
 
-    return [Finding("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in ray_state.look()]
+    return [Finding("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in cluster.look()]
 
 
 def _python() -> Finding:

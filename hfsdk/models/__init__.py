@@ -5,8 +5,7 @@ May import: core, resharding, engine.calls.
 
 from hfsdk.models.actor import ActorModel
 from hfsdk.models.critic import CriticModel
-from hfsdk.models.handle import ModelHandle, TrainedHandle
-from hfsdk.models.primitive import Primitive, primitive
+from hfsdk.models.handle import ModelHandle, Primitive, TrainedHandle, primitive
 from hfsdk.models.reference import ReferenceModel
 from hfsdk.models.reward import CostModel, RewardModel
 

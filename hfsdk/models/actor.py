@@ -223,7 +223,7 @@ class ActorModel(TrainedHandle):
             ColumnError: the batch lacks a column, or has no response token.
             SimulatedValueError: the session is simulated.
         """
-        from hfsdk.models.gap_causes import explain
+        from hfsdk.models.explain_gap import explain
 
         self._need(batch, [*GENERATE.reads[:1], "response", "rollout_log_probs"], "explain_gap")
         if self._host.simulated:

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS, Arguments, Folder, Learning, OnRanks, OwnPrimitive
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Count, Index, Within, checked
+from hfsdk.core.checks import Count, Index, Name, Within, check_fields, checked, shown
+from hfsdk.core.conversations import Chat, Message
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
-from hfsdk.core.guided import HANDLE, Guided
+from hfsdk.core.hints import HANDLE, Guided
 from hfsdk.core.layout import Layout
 from hfsdk.core.learning_rates import WORDS, what_is_learned
 from hfsdk.core.lora import ADAPTER_CONFIG
 from hfsdk.core.methods import CALL, COMPUTE_LOSS, FORWARD_BACKWARD, GRAD_NORM, RUN, SAVE_PRETRAINED, STEP, UPDATE
-from hfsdk.core.pending import ColumnRef, Lease, Metrics, Value
+from hfsdk.core.pending import Client, ColumnRef, Lease, Metrics, Value
+from hfsdk.core.protocol import THREE_D, TransferProtocol
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.spec import ModelSpec
+from hfsdk.core.table import Table
 from hfsdk.core.text import millions, printable
 from hfsdk.core.untrusted import absolute
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
 from hfsdk.models.counters import Counters
-from hfsdk.models.host import CallClient
-from hfsdk.models.loss_fits import check_loss
-from hfsdk.models.primitive import Primitive
+
+if TYPE_CHECKING:
+    from hfsdk.engine.calls.messages import Submit
+
 
 Epochs = Annotated[int, Within(1, 10_000)]
 
@@ -442,3 +447,151 @@ def stable_seed(*parts: object) -> int:
 
     digest = hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % 2**31
+
+
+# How handles reach the controller and the tokenizer, as Protocols; what else they need of their session is ``handle.Host``.
+
+
+class TextCodec(Protocol):
+    """Turns text into token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+    def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
+        """Return the token ids of a chat, ready for the assistant's turn."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of token ids."""
+        ...
+
+
+class CallClient(Client, Protocol):
+    """The session's side of the controller, as handles use it."""
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """The model folder whose tokenizer turns text into tokens, or ``""``."""
+        ...
+
+    def send(self, message: Any) -> Any:
+        """Send one message and return its reply."""
+        ...
+
+    def submit(self, message: Submit, *, waits: bool = False) -> Lease:
+        """Start a call; ``waits``: whoever starts it waits for it next."""
+        ...
+
+    def need_tokenizer(self) -> TextCodec:
+        """Return the tokenizer."""
+        ...
+
+
+# Whether a role can learn a loss: said at the call, before anything runs.
+
+GIVES = {"lm": "log_probs", "scalar": "values"}
+"""Head of a role -> what its output has for a loss."""
+
+NEEDS = {"policy": "log_probs", "values": "values"}
+"""What a loss learns -> what it reads of the output."""
+
+
+def check_loss(what: str, loss: Any, head: str, num_rows: int) -> None:
+    """Check that a loss is one, of this role, over so many rows.
+
+    Args:
+        what: the call, for messages.
+        loss: a function of (out, b), or a loss of an algorithm.
+        head: of the role: ``"lm"`` or ``"scalar"``.
+        num_rows: of the batch.
+
+    Raises:
+        OptionError: it is a class, takes other arguments, reads what the role does not give, or the rows are no whole sets.
+    """
+    if isinstance(loss, type):
+        raise OptionError(f"{what} takes a loss, a function of (out, b); got {shown(loss)}. Write e.g. ppo.PolicyLoss(clip=0.2).")
+    if not _takes_both(loss):
+        raise OptionError(
+            f"{what} calls a loss with (out, b), the model's output and the batch's columns; {shown(loss)} does not take these two."
+        )
+    needs = NEEDS.get(getattr(loss, "learns", ""), GIVES[head])
+    if needs != GIVES[head]:
+        whose = "an actor" if needs == "log_probs" else "a critic"
+        raise OptionError(
+            f"{what}: {type(loss).__name__} reads out.{needs}, and this role's output has {GIVES[head]}. It is a loss of {whose}."
+        )
+    together = getattr(loss, "together", 1)
+    if num_rows % together:
+        raise OptionError(
+            f"{what}: {type(loss).__name__} takes sets of {together} rows that stand one after the other; the batch has "
+            f"{num_rows} rows. Pairs come from session.pairs(...)."
+        )
+
+
+def _takes_both(loss: Any) -> bool:
+    """Whether a loss can be called with two arguments, as far as it says what it takes."""
+    try:
+        inspect.signature(loss).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some that are written in C
+        return True
+    return True
+
+
+# The user's own primitives: functions that run SPMD on a role's ranks, beside the built-in methods (HybridFlow, section 4.1).
+
+RankFunction = Callable[..., Mapping[str, Any]]
+"""``fn(model, rows, **options)`` -> the columns it writes, one entry per row it got."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Primitive(Method):
+    """A function with what it reads and writes and how rows are spread. Made by :func:`primitive`; run by ``handle.call``.
+
+    It is of the type of the built-in calls (``hfsdk.core.methods``), with the function that carries it out.
+    """
+
+    function: RankFunction
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        super().__post_init__()
+
+    def __call__(self, model: Any, rows: Table, **options: Any) -> Mapping[str, Any]:
+        """Run it here, on local rows, as in a test."""
+        return self.function(model, rows, **options)
+
+    def __repr__(self) -> str:
+        return f"Primitive({self.name}: reads {', '.join(self.reads)}; writes {', '.join(self.writes)}; {self.protocol})"
+
+
+@checked
+def primitive(
+    *, reads: Sequence[Name], writes: Sequence[Name], protocol: TransferProtocol = THREE_D
+) -> Callable[[RankFunction], Primitive]:
+    """Turn ``fn(model, rows)`` into a primitive that runs SPMD on every rank of a role.
+
+    On each rank ``model`` is the worker's model and ``rows`` a :class:`hfsdk.core.table.Table` with the columns ``reads`` of the
+    rows that the protocol gives this rank; the function returns a dict with the columns ``writes``, one entry per row. With the
+    default protocol all tp and pp ranks of a dp rank get the same rows and must make the same collective calls.
+
+    Example::
+
+        @hf.primitive(reads=["prompt", "response"], writes=["margins"])
+        def margins(model, rows): ...
+        batch = actor.call(margins, batch)
+
+    Raises:
+        OptionError: an argument is not what it should be.
+    """
+
+    @checked
+    def decorate(function: RankFunction) -> Primitive:
+        name = getattr(function, "__name__", "primitive")
+        own = replace(CALL, name=name, reads=tuple(reads), writes=tuple(writes), protocol=protocol)
+        return Primitive(**{f.name: getattr(own, f.name) for f in fields(own)}, function=function)
+
+    return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +14,8 @@ import numpy as np
 
 from hfsdk.core.arguments import Scoring
 from hfsdk.core.batch import Batch, refs_of, with_written
-from hfsdk.core.builtin import Method
-from hfsdk.core.checks import Positive, checked
+from hfsdk.core.builtin import SEQUENCES, Method
+from hfsdk.core.checks import Positive, checked, shown
 from hfsdk.core.columns import NOT_FOR_REWARDS
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.files import is_ours, write_file
@@ -26,12 +26,11 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.reward_arguments import GIVEN, check_columns, check_reward_function
 from hfsdk.core.reward_probe import RewardProbe, summed
 from hfsdk.core.sample_outcome import SampleOutcome
-from hfsdk.core.table import Array, Table
+from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED, PART, is_unscored
 from hfsdk.engine.calls.messages import Submit
-from hfsdk.models.handle import Loss, TrainedHandle
+from hfsdk.models.handle import CallClient, Loss, TrainedHandle
 from hfsdk.models.normalisation import NORMALISATION, Moments, saved_normalisation
-from hfsdk.models.probing import samples_of, scored_by_model
 
 FAILURES = "score_failures"
 """The column that says why samples were skipped; of a part of a sum, with ``_of_<name>`` behind it."""
@@ -420,3 +419,46 @@ class CostModel(_Scorer):
         grown = self.multiplier * math.exp(min(lr * self.multiplier * (mean - limit), 50.0))
         self.multiplier = max(min(grown, math.inf if most is None else most), 1e-12)
         return self.multiplier
+
+
+# What ``reward.probe`` is given and gets: samples as a batch with their texts, and a model's scores as outcomes.
+
+
+def samples_of(
+    client: CallClient, samples: Any, prompts: Any, columns: Mapping[str, Any]
+) -> tuple[Batch, tuple[list[str], list[str]]]:
+    """Return samples as a batch, and the texts of prompts and completions as a function is given them: read back from their tokens.
+
+    Raises: as :meth:`hfsdk.models.reward.RewardModel.probe`.
+    """
+    if isinstance(samples, Batch):
+        if prompts is not None or columns:
+            given = ", ".join(["prompts"] * (prompts is not None) + list(columns))
+            raise OptionError(f"{given} go with completions given as texts; a batch has its own: batch.with_columns(name=[...])")
+        samples.need(SEQUENCES, "probe")
+        return samples, (samples.text("prompt"), samples.text("response"))
+    completions = _texts(samples, "samples must be a batch, or a list of completions as texts")
+    asked = [""] * len(completions) if prompts is None else _texts(prompts, "prompts must be a list of texts, one per completion")
+    if len(asked) != len(completions):
+        raise ColumnError(f"there are {len(asked)} prompts for {len(completions)} completions; give one each")
+    encode = client.need_tokenizer().encode
+    tokens = {
+        name: Ragged.of([encode(text) if text else [] for text in texts], "int32")
+        for name, texts in zip(SEQUENCES, (asked, completions), strict=True)
+    }
+    batch = Batch.from_columns(client, {**tokens, **columns})
+    return batch, (batch.text("prompt"), batch.text("response"))
+
+
+def scored_by_model(score: float) -> SampleOutcome:
+    """Return what a model's score is as an outcome; of another than a finite one, a failure."""
+    if math.isfinite(score):
+        return SampleOutcome(score=score)
+    return SampleOutcome(failure="is no score", message=f"the model's score is {score}")
+
+
+def _texts(given: Any, wanted: str) -> list[str]:
+    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if not listed or not all(isinstance(text, str) for text in listed):
+        raise OptionError(f"{wanted}; got {shown(given)}")
+    return listed

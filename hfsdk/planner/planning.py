@@ -8,22 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from hfsdk.core.alternative import Alternative, PlannedCall, PlannedMemory
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError, PlacementError
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Again, Plan, Searched, Workload
+from hfsdk.core.plan import Again, Alternative, Plan, PlannedCall, PlannedMemory, Searched, Workload
 from hfsdk.core.roles import RoleSpec
-from hfsdk.planner.explain import (
-    Bands,
-    alternative,
-    every_layout,
-    least_over,
-    preset_grouping,
-    rejected_presets,
-)
-from hfsdk.planner.hinges import hinges
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.runners_up import Bands, alternative, every_layout, hinges, least_over, preset_grouping, rejected_presets
 from hfsdk.planner.search.candidates import Tables, process_bytes
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.items import Item, Job
@@ -62,7 +53,7 @@ def plan_step(
         by_placement: whether two of them may share devices in the same way and differ in pool sizes.
         shadows: whether shadows (separation) are in the family.
         error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``; by
-            default what published timings say of the presets (:data:`~hfsdk.planner.explain.PRESET_BANDS`).
+            default what published timings say of the presets (:data:`~hfsdk.planner.runners_up.PRESET_BANDS`).
         placement: a preset's name (``"split"``, ...): who shares devices with whom is fixed, sizes and layouts are searched.
         again: kept as ``plan.again``.
 

@@ -15,10 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hfsdk.core.experts import refuse_experts
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import A, AdapterSpec, B, LoRA, padded_rank
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import ModelSpec, refuse_experts
 
 Offsets = tuple[int, ...]
 

@@ -33,12 +33,11 @@ from hfsdk.core.spec import DTYPE_BYTES, Dtype, ModelSpec
 from hfsdk.resharding.box_moves import Move
 from hfsdk.resharding.boxes import VOCAB_TABLES, Box, Offsets, megatron_boxes, padded_vocab, vllm_boxes
 from hfsdk.resharding.layer_sections import Section, ShardSizes, plan_sections
-from hfsdk.resharding.parameter_rows import rows_by_rank
 from hfsdk.resharding.rank_order import RankOrder, nodes_of_ranks
-from hfsdk.resharding.volumes import Volume, formula_volumes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
 
 GROUPINGS = ("strided", "vanilla")
 """How ranks stand in the two layouts: HybridFlow's, whose training shard lies inside the rollout shard, or consecutive in both."""
@@ -416,3 +415,92 @@ def _by_local(boxes: Sequence[Box]) -> dict[str, frozenset[tuple[str, Offsets, O
     for box in boxes:
         found[box.local].append((box.tensor, box.start, box.size, box.local_start))
     return {name: frozenset(these) for name, these in found.items()}
+
+
+# The rows of one parameter of the rollout by rank, before and after a transition, as plain data for a picture.
+
+
+def rows_by_rank(moves: Sequence[Move], held: Sequence[Sequence[Box]]) -> list[dict[str, Any]]:
+    """Return for every rank which rows it has before, and which after the moves and from whom; columns where it is cut by these.
+
+    Args:
+        moves: those into the parameter.
+        held: for every rank the boxes it starts from.
+    """
+    tensors = {move.tensor for move in moves}
+    axis = _axis([box for boxes in held for box in boxes if box.tensor in tensors], moves)
+    ranks = []
+    for rank, boxes in enumerate(held):
+        before = sorted((box for box in boxes if box.tensor in tensors), key=lambda box: box.local_start)
+        mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
+        ranks.append({
+            "rank": rank, "before": [_row(box.tensor, axis, box.start[axis], box.size[axis], rank, own=True) for box in before],
+            "after": [
+                _row(move.tensor, axis, _first(move, axis, held[move.source]), move.size[axis], move.source, own=own)
+                for move in mine
+                for own in [move.source == rank]
+            ],
+        })  # fmt: skip
+    return ranks
+
+
+def _axis(boxes: Sequence[Box], moves: Sequence[Move]) -> int:
+    """Return 1 where all that is held or moved has all rows of its tensor, and some of it not all columns, else 0."""
+    whole: dict[str, list[int]] = {}
+    for box in boxes:
+        ends = [start + size for start, size in zip(box.start, box.size, strict=True)]
+        whole[box.tensor] = [max(pair) for pair in zip(ends, whole.get(box.tensor, ends), strict=True)]
+    pieces = [(box.size, whole[box.tensor]) for box in boxes] + [(move.size, whole[move.tensor]) for move in moves]
+    by_rows = any(size[0] < most[0] for size, most in pieces)
+    by_columns = any(len(size) > 1 and size[1] < most[1] for size, most in pieces)
+    return int(by_columns and not by_rows)
+
+
+def _first(move: Move, axis: int, held: Sequence[Box]) -> int:
+    """Return where what is moved begins along an axis of its Hugging Face tensor, given its source's boxes."""
+    for box in held:
+        if box.local == move.source_local and box.tensor == move.tensor:
+            ahead = [there - here for there, here in zip(move.source_start, box.local_start, strict=True)]
+            if all(0 <= steps < size for steps, size in zip(ahead, box.size, strict=True)):
+                return box.start[axis] + ahead[axis]
+    raise AssertionError(move)
+
+
+def _row(tensor: str, axis: int, first: int, rows: int, source: int, *, own: bool) -> dict[str, Any]:
+    short = tensor.rpartition(".layers.")[2].partition(".")[2] or tensor
+    name = short.removeprefix("self_attn.").removeprefix("mlp.").removesuffix(".weight")
+    place = f"{first}:{first + rows}" if axis == 0 else f":, {first}:{first + rows}"
+    label = f"{name.removesuffix('_proj')} {place}"
+    return {"tensor": name, "first": first, "rows": rows, "place": place, "source": source, "own": own, "label": label}
+
+
+# Bytes that a rank receives, holds and keeps twice in a weight transition, by the closed formulas of HybridFlow's table 2.
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Bytes of one rank in a weight transition, by a formula or by counting."""
+
+    name: str
+    received: float
+    """Bytes that come from other ranks."""
+    peak: float
+    """Bytes of weights on the rank at the end of the transition."""
+    redundant: float
+    """Bytes of the training shard that are kept beside a rollout copy that does not contain them."""
+    counts: str
+    """What it is made of."""
+
+
+def formula_volumes(num_bytes: float, train: Layout, rollout: Layout, *, nests: bool) -> list[Volume]:
+    """Return the paper's volumes of DS-Chat and HybridFlow-V, and of HybridFlow where the layouts nest (`ReshardPlan.volumes`)."""
+    t, p, d = train.tp, train.pp, train.num_replicas
+    ranks, shards, kept = t * p * d, t * p, rollout.tp * rollout.pp
+    volumes = [
+        Volume("DS-Chat", (ranks - 1) / ranks * num_bytes, num_bytes, num_bytes / ranks, "formula: gather over all ranks"),
+        Volume("HybridFlow-V", (shards - 1) / shards * num_bytes, num_bytes, num_bytes / shards, "formula: gather over tp and pp"),
+    ]
+    if nests:
+        received = (shards - kept) / (kept * t * p) * num_bytes
+        volumes.append(Volume("HybridFlow", received, num_bytes / kept, 0.0, "formula: gather over micro-dp"))
+    return volumes

@@ -1,15 +1,15 @@
 """The session: devices, roles, prompts, training, checkpoints.
 
-May import: core, resharding, assets, algorithms, planner, models, viz, engine.calls, engine.process,
-engine.weights, engine.generation, engine.simulation, engine.controller, engine.ray.
+May import: core, resharding, assets, algorithms, planner, models, viz, engine.calls, engine.process, engine.weights,
+engine.generation, engine.simulation, engine.controller, engine.ray, state, run, kept.
 """
 
-from hfsdk.session.attach import KeptSession, Sessions, sessions
-from hfsdk.session.keep_best import KeepBest
-from hfsdk.session.prompts import PromptStream
-from hfsdk.session.running import Run
+from hfsdk.kept.attach import KeptSession, Sessions, sessions
+from hfsdk.run.best import KeepBest
+from hfsdk.run.run import Run
+from hfsdk.run.trackers import MLflow, TensorBoard, WandB
 from hfsdk.session.session import Session
-from hfsdk.session.tracking import MLflow, TensorBoard, WandB
+from hfsdk.session.streams import PromptStream
 from hfsdk.session.views import LivePlacement, LiveTrace, Traces
 from hfsdk.session.what_if import WhatIf
 

@@ -11,8 +11,12 @@ second interrupt    detaches: raises at once, the work goes on
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
+import queue
+import re
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -20,26 +24,27 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, overload
 
+import numpy as np
+
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.arguments import Arguments
+from hfsdk.core.asked_from import user_frame
 from hfsdk.core.call_events import Event, Listener
-from hfsdk.core.errors import OptionError, SessionClosedError, SimulatedValueError
+from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.prompt_data import foresee
 from hfsdk.core.runtime import Kept
-from hfsdk.core.table import Column, Table
+from hfsdk.core.system import can_start_threads
+from hfsdk.core.table import Array, Column, Ragged, Table, take
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.events import Aside, EventRelay
-from hfsdk.session.fetched import Fetched
-from hfsdk.session.lines import user_line
 from hfsdk.session.tokenizer import Tokenizer
 
 SLICE_S = 0.1
@@ -439,3 +444,309 @@ def uninterrupted() -> Iterator[list[Any]]:
         signal.signal(signal.SIGINT, previous)
     if caught:
         previous(*caught[-1])
+
+
+# ``Fetched``: copies of the columns that came to this process, for whoever looks at a batch after ``session.close()``.
+#
+# The columns of a batch live with the workers and end with them. What was brought here, or was the user's own, is kept as long as
+# some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because what a fetch returns may be memory of a worker's
+# node that would outlive it, and is the user's to change.
+
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some rows of a column, or (``rows`` is ``None``) all of them."""
+
+    rows: Array | None
+    values: Column
+    num_bytes: int
+
+    def position(self, wanted: Array | None) -> Array | None:
+        """Return where the wanted rows of the column are in this piece; ``None`` where it lacks one."""
+        if self.rows is None:
+            return np.arange(len(self.values)) if wanted is None else wanted
+        if wanted is None:
+            return None
+        order = np.argsort(self.rows, kind="stable")
+        at = np.searchsorted(self.rows, wanted, sorter=order)
+        places = order[np.minimum(at, len(order) - 1)]
+        return places if np.array_equal(self.rows[places], wanted) else None
+
+
+class Fetched:
+    """See the module's text. May be used from any thread; whoever runs inside a finalizer must not (there is a lock)."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes, self._num_bytes = most_bytes, 0
+        self._pieces: dict[tuple[int, str], list[Piece]] = {}
+        """By (call, column), the one that was brought last at the end."""
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept."""
+        return self._num_bytes
+
+    def keep(self, columns: Mapping[str, ColumnRef], table: Table) -> None:
+        """Keep a copy of what was fetched, or stored, under these references."""
+        for name, ref in columns.items():
+            if self.has(ref):
+                continue
+            num_bytes = _size(table[name])
+            if num_bytes > self._most_bytes:
+                continue
+            piece = Piece(ref.rows, _copy(table[name]), num_bytes)
+            key = (ref.call_id, ref.name)
+            with self._lock:
+                before = self._pieces.pop(key, [])
+                kept = [] if ref.rows is None else before  # all rows: no need for some of them
+                self._num_bytes += num_bytes - sum(one.num_bytes for one in before if one not in kept)
+                self._pieces[key] = [*kept, piece]
+                while self._num_bytes > self._most_bytes:
+                    self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key = next(iter(self._pieces))
+        self._num_bytes -= self._pieces[key].pop(0).num_bytes
+        if not self._pieces[key]:
+            del self._pieces[key]
+
+    def find(self, ref: ColumnRef) -> Column | None:
+        """Return a copy of a column's rows; ``None`` where one of them was never brought, or is not kept any more."""
+        with self._lock:
+            pieces = list(self._pieces.get((ref.call_id, ref.name), ()))
+        for piece in reversed(pieces):
+            at = piece.position(ref.rows)
+            if at is not None:
+                return _copy(take(piece.values, at))
+        return None
+
+    def has(self, ref: ColumnRef) -> bool:
+        """Whether a column's rows are kept."""
+        with self._lock:
+            pieces = list(self._pieces.get((ref.call_id, ref.name), ()))
+        return any(piece.position(ref.rows) is not None for piece in pieces)
+
+    def names(self, call_id: int) -> list[str]:
+        """Return the columns of a call of which something is kept."""
+        with self._lock:
+            return sorted(name for number, name in self._pieces if number == call_id)
+
+    def let_go(self, call_id: int) -> None:
+        """Drop the columns of a call: no batch refers to them any more."""
+        with self._lock:
+            for key in [key for key in self._pieces if key[0] == call_id]:
+                self._num_bytes -= sum(piece.num_bytes for piece in self._pieces.pop(key))
+
+
+def _size(column: Column) -> int:
+    return sum(map(sys.getsizeof, column)) if isinstance(column, list) else int(column.nbytes)
+
+
+def _copy(column: Column) -> Column:
+    if isinstance(column, Ragged):
+        return Ragged(column.flat.copy(), column.offsets.copy())
+    return list(column) if isinstance(column, list) else column.copy()
+
+
+# Events of calls on their way to listeners: each call's start is told on the thread that made the call, before all else.
+#
+# The controller's own events come from its lanes. A notebook can only draw under a cell from the thread that runs the cell, so
+# ``call_started`` is sent here, at submission, and a lane's events that come too early wait for it.
+
+ENDS = ("call_done", "call_failed", "call_cancelled")
+
+
+MOST_EARLY = 64
+"""Calls whose events are kept until they are announced."""
+
+
+STOP_S = 1.0
+"""How long whoever unsubscribes waits for the events that a listener has not heard yet."""
+
+
+BEHIND_S = 0.25
+"""How long a call's start waits for a listener that has not heard all that came before it."""
+
+
+class Aside:
+    """Calls a listener of the user's: at a call's start on the thread that made it, else on a thread of the listener's own.
+
+    Where no thread can be started, always on the thread that made the call. So no lane of the controller ever waits for a
+    listener, and whatever it asks of the session is served: it may look, wait, submit. What it submits itself it is not told
+    of; it would answer its own answers for ever. It hears the end of a call before the start of one that was made after it,
+    unless it is ``BEHIND_S`` behind.
+    """
+
+    def __init__(self, listener: Listener, is_closed: Callable[[], bool]) -> None:
+        self._listener = listener
+        self._is_closed = is_closed
+        self._queue: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
+        self._here = threading.local()
+        self._own: set[int] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def __call__(self, event: Event) -> None:
+        """Take an event, on any thread."""
+        if self._stopped or self._is_own(event):
+            return
+        if event["type"] == "call_started":
+            self._await_earlier()
+            self._tell(event)
+            return
+        if not can_start_threads():
+            self._guarded(event)
+            return
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="hfsdk-listener", daemon=True)
+                thread.start()
+                self._thread = thread
+        self._queue.put(event)
+
+    def _await_earlier(self) -> None:
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            heard = threading.Event()
+            self._queue.put(heard)
+            heard.wait(BEHIND_S)
+
+    def _is_own(self, event: Event) -> bool:
+        number = event.get("call_id", -1)
+        if event["type"] == "call_started" and getattr(self._here, "inside", False):
+            self._own.add(number)
+        found = number in self._own
+        if event["type"] in ENDS:
+            self._own.discard(number)
+        return found
+
+    def _tell(self, event: Event) -> None:
+        self._here.inside = True
+        try:
+            self._listener(event)
+        finally:
+            self._here.inside = False
+
+    def _run(self) -> None:
+        while (event := self._queue.get()) is not None:
+            if isinstance(event, threading.Event):
+                event.set()
+                continue
+            if not self._stopped:
+                self._guarded(event)
+
+    def _guarded(self, event: Event) -> None:
+        try:
+            self._tell(event)
+        except SessionClosedError:
+            self._stopped = True
+        except Exception as error:  # the user's: the work goes on, and the listener is dropped
+            self._stopped = True
+            if not (isinstance(error, CallCancelledError) and self._is_closed()):  # what it waited for ended with the session
+                warnings.warn(f"a listener of this session raised and is dropped: {error!r}", UserWarning, stacklevel=2)
+
+    def stop(self) -> None:
+        """End after what the listener has not heard yet; wait a moment for that."""
+        self._queue.put(None)
+        with self._lock:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_S)
+
+
+class EventRelay:
+    """Passes a controller's events on to one listener."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._announced: set[int] = set()
+        self._early: dict[int, list[Event]] = {}
+
+    def announce(self, event: Event) -> None:
+        """Tell that a call has started, then what came too early."""
+        self._listener(event)
+        with self._lock:
+            self._announced.add(event["call_id"])
+            early = self._early.pop(event["call_id"], [])
+        for late in early:
+            self._pass_on(late)
+
+    def on_event(self, event: Event) -> None:
+        """Take an event of the controller, on one of its threads."""
+        if event["type"] == "call_started":
+            return
+        if "call_id" not in event:
+            self._listener(event)
+            return
+        with self._lock:
+            if event["call_id"] not in self._announced:
+                self._early.setdefault(event["call_id"], []).append(event)
+                if len(self._early) > MOST_EARLY:  # weights on their way to a shadow are never announced
+                    del self._early[next(iter(self._early))]
+                return
+        self._pass_on(event)
+
+    def _pass_on(self, event: Event) -> None:
+        self._listener(event)
+        if event["type"] in ENDS:
+            with self._lock:
+                self._announced.discard(event["call_id"])
+
+
+# Where in the user's code a call was started: ``cell 4, line 2`` in a notebook, ``ppo.py, line 17`` in a script.
+
+_CELL = re.compile(r"In\[(\d+)\]")
+
+
+_line_of_thread = threading.local()
+
+
+@contextmanager
+def calls_of(line: str) -> Iterator[None]:
+    """Say that what this thread starts was asked for at ``line``: a thread of hfsdk's own has no frame of the user's below."""
+    _line_of_thread.line = line
+    try:
+        yield
+    finally:
+        del _line_of_thread.line
+
+
+def user_line() -> str:
+    """Return the place of the innermost frame outside hfsdk, or ``""`` when there is none."""
+    asked: str | None = getattr(_line_of_thread, "line", None)
+    if asked is not None:
+        return asked
+    frame = user_frame()
+    if frame is None:
+        return ""
+    filename, line = frame.f_code.co_filename, frame.f_lineno
+    cell = _cell_number(filename)
+    if cell is not None:
+        return f"cell {cell}, line {line}"
+    return f"{Path(filename).name}, line {line}"
+
+
+def _cell_number(filename: str) -> int | None:
+    """Return the number of the cell that was compiled under ``filename``, where IPython runs and knows it."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return None
+    if not hasattr(shell.compile, "format_code_name"):
+        return _cell_of_text(shell, filename)
+    label = shell.compile.format_code_name(filename)  # ("Cell", "In[4]"), or None for a file
+    match = _CELL.search(label[1]) if label else None
+    return int(match[1]) if match else None
+
+
+def _cell_of_text(shell: Any, filename: str) -> int | None:
+    """Return the number of the newest cell with the text of ``filename``: IPython 7, which Colab has, keeps no numbers by name."""
+    text = "".join(linecache.getlines(filename)).rstrip()
+    cells = shell.history_manager.input_hist_parsed
+    return max((number for number, cell in enumerate(cells) if text and cell.rstrip() == text), default=None)

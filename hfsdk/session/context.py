@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
@@ -14,7 +15,7 @@ from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.declare import Backend
+from hfsdk.session.role_specs import Backend
 
 STEPS = "steps"
 """The counter of the steps of ``train``; a step's number is the same in history, dashboard and trace."""
@@ -96,3 +97,83 @@ class Context:
         """Keep a notice for the session's picture, and warn."""
         self.messages.append(text)
         warn_user(text)
+
+
+# ``BestCheckpoint``: the best checkpoint of a run, as ``session.train(keep_best=...)`` keeps it.
+
+SCORE, STEP, START, MEASURE = "best.score", "best.step", "best.start", "best.measure"
+"""Counters: the best held-out score, the step after which it was measured (-1 before the first), the score at the start, and a
+number that tells how it was measured: prompts, sampling, reward."""
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The best checkpoint of a run so far: ``run.best``."""
+
+    score: float
+    """Mean score of the held-out prompts' responses."""
+    step: int
+    """The step after which it was measured and saved; -1 before the first."""
+    start: float
+    """The held-out score before the first step."""
+    folder: Path | str
+    """Where it is, a path or an address in a store: ``session.load(run.best.folder)``."""
+
+    @property
+    def gain(self) -> float:
+        """By how much the score rose from the start."""
+        return self.score - self.start
+
+    def __repr__(self) -> str:
+        when = f"step {self.step}" if self.step >= 0 else "before the first step"
+        return f"BestCheckpoint({when}: held-out score {self.score:.4g} ({self.start:.4g} at the start), in {self.folder})"
+
+
+# ``PendingSave``: the save that is written in the background, for what has to wait for it.
+
+
+class BackgroundSave(Protocol):
+    """A save under way."""
+
+    @property
+    def looked(self) -> bool:
+        """Whether someone has learned how it ended."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until it is over, however it ends."""
+        ...
+
+    def wait(self) -> object:
+        """Wait until it is complete.
+
+        Raises:
+            HfsdkError: what it failed with.
+        """
+        ...
+
+
+class PendingSave:
+    """The last save in the background: it needs its roles and their workers until it is over."""
+
+    def __init__(self) -> None:
+        self._save: BackgroundSave | None = None
+
+    def begin(self, save: BackgroundSave) -> None:
+        """Take a save that has begun."""
+        self._save = save
+
+    def settle(self) -> None:
+        """Wait until it is over, however it ends."""
+        if self._save is not None:
+            self._save.settle()
+
+    def take(self) -> None:
+        """Wait for a save that nobody has asked how it ended, and forget it.
+
+        Raises:
+            HfsdkError: what it failed with.
+        """
+        if self._save is not None and not self._save.looked:
+            self._save.wait()
+        self._save = None

@@ -13,9 +13,9 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.context import Context
-from hfsdk.session.deployment import Deployment
-from hfsdk.session.plan_question import PlanQuestion, ask
+from hfsdk.session.placing import Deployment
 from hfsdk.session.predictions import Predictions
+from hfsdk.session.recording import PlanQuestion, ask
 from hfsdk.session.what_if import WhatIf
 
 Top = Annotated[int, Within(1, 1_000)]

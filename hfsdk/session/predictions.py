@@ -13,12 +13,12 @@ from hfsdk.core.trace import Trace
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.twin import TwinRun, run_twin
-from hfsdk.engine.simulation.simulated_roles import BASE_COPIED
-from hfsdk.planner.explain import relative_errors
+from hfsdk.engine.simulation.roles import BASE_COPIED
 from hfsdk.planner.perf.calibration import Calibration, Measured
 from hfsdk.planner.perf.perf_model import PerfModel
+from hfsdk.planner.runners_up import relative_errors
 from hfsdk.session.context import Context
-from hfsdk.session.deployment import Deployment
+from hfsdk.session.placing import Deployment
 from hfsdk.session.start import start_simulated
 from hfsdk.session.views import Traces
 

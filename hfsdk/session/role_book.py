@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hfsdk.core.checks import shown
-from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, PlacementError
+from hfsdk.core.hints import Computed, Offering
 from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import ModelSpec
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel

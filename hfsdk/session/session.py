@@ -10,42 +10,38 @@ from typing import Any, Self
 
 from hfsdk.core.checks import Index, Name, NonNegative, Title, check_options, checked
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.core.completion import Computed, Offering
 from hfsdk.core.errors import OptionError, SessionClosedError
-from hfsdk.core.guided import SESSION, Guided
+from hfsdk.core.hints import SESSION, Computed, Guided, Offering
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held
+from hfsdk.kept.attach import DAY_S, KeptStart, attach_link, connect, leave, start_keeper
+from hfsdk.kept.remote_controller import KeptLink
 from hfsdk.models import ModelHandle
 from hfsdk.planner.perf.perf_model import PerfModel
-from hfsdk.session.attach import DAY_S, KeptStart, attach_link, connect, leave, start_keeper
+from hfsdk.run.best import evaluate
+from hfsdk.run.compare import compare
+from hfsdk.run.notebook import show_calls
+from hfsdk.run.run import CurrentRun, Run
+from hfsdk.run.train import train
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.comparing import compare
 from hfsdk.session.context import Context
-from hfsdk.session.dataflows import Dataflows
-from hfsdk.session.declarations import Declarations
-from hfsdk.session.deployment import Deployment
-from hfsdk.session.evaluation import evaluate
-from hfsdk.session.held_batches import HeldBatches
-from hfsdk.session.history_log import HistoryLog
-from hfsdk.session.kept_link import KeptLink
-from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.notebook import show_calls
+from hfsdk.session.data import Sources
+from hfsdk.session.parts import Parts, delegate, itself
+from hfsdk.session.placing import Deployment
 from hfsdk.session.plans import Plans
 from hfsdk.session.predictions import Predictions
-from hfsdk.session.reporting import report
+from hfsdk.session.report import report
 from hfsdk.session.role_book import Models
-from hfsdk.session.running import CurrentRun, Run
-from hfsdk.session.saves import Save, Saves
-from hfsdk.session.session_parts import Parts, delegate, itself
-from hfsdk.session.snapshots import Snapshots
-from hfsdk.session.sources import Sources
+from hfsdk.session.roles import Declarations
 from hfsdk.session.start import Seconds, Seed, Started, check_session, start, start_simulated, taken
-from hfsdk.session.training import train
-from hfsdk.session.views import LivePlacement, Traces
+from hfsdk.session.views import Dataflows, HeldBatches, LivePlacement, MemoryUse, Traces
+from hfsdk.state.history import HistoryLog
+from hfsdk.state.saves import Save, Saves
+from hfsdk.state.snapshots import Snapshots
 
 
 class Session(Guided, Offering):

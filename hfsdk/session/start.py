@@ -19,7 +19,7 @@ from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import Sender
 
 if TYPE_CHECKING:
-    from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
+    from hfsdk.engine.simulation.runtime import SimulatedRuntime
 
 
 Seconds = Annotated[float, Within(0.1, 10**6)]
@@ -61,7 +61,7 @@ def start(devices: int | str | None, options: Mapping[str, Any]) -> Started:
     if refused := without_engines():
         raise ModelNotFoundError(refused)
     try:
-        from hfsdk.engine.ray.ray_runtime import RayRuntime
+        from hfsdk.engine.ray.runtime import RayRuntime
     except ModuleNotFoundError as error:
         raise ModelNotFoundError(
             f"real work needs the package {error.name!r}, which is not installed here: pip install 'hfsdk[cpu]' or 'hfsdk[cuda]' "
@@ -131,7 +131,7 @@ def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: Per
             f"response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))}, or have a method draw(sampling, seed, positions, "
             f"copies) that gives every sample's length, as ResponseLengths has; got {shown(response_lengths)}"
         )
-    from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
+    from hfsdk.engine.simulation.runtime import SimulatedRuntime
     from hfsdk.planner.perf.memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES, role_bytes
 
     on_cpu = cluster.devices[0].name.startswith("cpu")
@@ -150,7 +150,7 @@ def start_kept(devices: int | None, own_machine: bool, price_per_device_hour: fl
     Raises:
         PlacementError: it has fewer devices.
     """
-    from hfsdk.engine.ray.ray_runtime import RayRuntime
+    from hfsdk.engine.ray.runtime import RayRuntime
 
     runtime = RayRuntime(devices, None if own_machine else "auto", own_machine=own_machine, **options)
     started = _controlled(runtime)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from hfsdk.core.checks import checked
+from hfsdk.core.batch import Batch, refs_of
+from hfsdk.core.checks import Name, checked, is_whole, shown
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import Comparison
+from hfsdk.core.dataflow import Call, CallFlow, Dataflow, Edge
 from hfsdk.core.errors import OptionError
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.methods import SHADOWED
@@ -16,11 +20,10 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import DeviceStatus
 from hfsdk.core.text import printable
-from hfsdk.core.trace import Span, Trace, Traced
+from hfsdk.core.trace import KEPT_STEPS, Span, Trace, Traced
 from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import DeviceMemory, device_bytes
 from hfsdk.session.client import ControllerClient
-from hfsdk.session.live import LiveStep
 from hfsdk.session.role_book import RoleBook
 
 if TYPE_CHECKING:
@@ -29,6 +32,56 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hfsdk.viz.frame import Picture
+
+
+# What the pictures of a step that may still be running share.
+
+
+class LiveStep:
+    """One step of a session, or the one that is current whenever somebody looks."""
+
+    def __init__(self, client: ControllerClient, step: int | None = None) -> None:
+        self._client, self._step = client, step
+
+    @property
+    def step(self) -> int:
+        """The step's number.
+
+        Raises:
+            OptionError: the step is so long ago that its calls and spans are no longer kept.
+        """
+        if self._step is None:
+            current: int = self._client.send(q.CurrentStep())
+            return current
+        first: int = self._client.send(q.FirstStep())
+        if self._step < first:
+            raise OptionError(
+                f"step {self._step} is no longer kept: a session keeps calls and spans of its last {KEPT_STEPS} steps (now from "
+                f"step {first} on). session.history has every step's numbers; session.trace[k].snapshot() keeps a trace for good."
+            )
+        return self._step
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the session where it is kept; else ``""``."""
+        return self._client.kept_as
+
+    @property
+    def _steps_there(self) -> str:
+        """Which steps the session keeps, for messages."""
+        first: int = self._client.send(q.FirstStep())
+        last: int = self._client.send(q.CurrentStep())
+        return f"{f'step {last}' if first == last else f'steps {first} to {last}'} ([-1] is the last)"
+
+    @property
+    def running(self) -> bool:
+        """Whether a call is under way, or of the current step a run that makes more."""
+        if self._client.closed:
+            return False
+        if self._step is None and self._client.run_goes_on():
+            return True
+        calls: Sequence[Call] = self._client.send(q.RunningCalls())
+        return any(self._step in (None, call.step) for call in calls)
 
 
 class LivePlacement:
@@ -150,7 +203,7 @@ class LivePlacement:
         return f" of {_numbers('node', nodes)}" if len(self._cluster.node_devices) > 1 else ""
 
     def _picture_(self) -> Picture:
-        from hfsdk.viz.placement.view import PlacementPicture, placement_view
+        from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
 
         return PlacementPicture(placement_view(self.view()))
 
@@ -240,7 +293,7 @@ class LiveTrace(LiveStep):
         return self.snapshot().to_perfetto(path)
 
     def _picture_(self) -> Picture:
-        from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+        from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 
         return TimelinePicture(timeline_view(self.snapshot()))
 
@@ -382,3 +435,288 @@ def _bytes(role: Mapping[str, Any]) -> str:
 def _size(num_bytes: int) -> str:
     """Return bytes in GB, or in MB where those would read as none."""
     return f"{num_bytes / 1e6:.2f} MB" if 0 < num_bytes < 5e6 else f"{num_bytes / 1e9:.2f} GB"
+
+
+# ``session.dataflow``: the calls of a step and what flows between them, growing while they run.
+
+
+class LiveDataflow(LiveStep):
+    """The calls of a step and what flows between them. In a notebook it draws itself, live while calls run.
+
+    ``snapshot()`` is the :class:`~hfsdk.core.dataflow.Dataflow` as it is now; what is asked of this object is asked of that.
+    """
+
+    def __init__(self, client: ControllerClient, cluster: ClusterSpec, step: int | None = None) -> None:
+        super().__init__(client, step)
+        self._cluster = cluster
+
+    def snapshot(self) -> Dataflow:
+        """Return the dataflow as it is now."""
+        step = self.step
+        flows: tuple[CallFlow, ...] = self._client.send(q.FlowsOf(step))
+        nodes = tuple(node for node, devices in enumerate(self._cluster.node_devices) for _ in devices)
+        passed: int = self._client.send(q.ControllerBytes())
+        return Dataflow.of(tuple(flows), step, nodes=nodes, controller_bytes=passed)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self.snapshot())
+
+    def __len__(self) -> int:
+        return len(self.snapshot().calls)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls so far."""
+        return self.snapshot().calls
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What flows between them."""
+        return self.snapshot().edges
+
+    @checked
+    def edge(self, source: int, target: int) -> Edge:
+        """Return the edge between two calls, given their ids.
+
+        Raises:
+            OptionError: there is none.
+        """
+        return self.snapshot().edge(source, target)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per call."""
+        return self.snapshot().to_pandas()
+
+    def edges_to_pandas(self) -> pd.DataFrame:
+        """Return one row per edge, with bytes."""
+        return self.snapshot().edges_to_pandas()
+
+    @checked
+    def transfer_to_pandas(self, source: int, target: int) -> pd.DataFrame:
+        """Return one row per pair of ranks between which something flowed from one call to another.
+
+        Raises:
+            OptionError: nothing flows between them.
+        """
+        return self.snapshot().transfer_to_pandas(source, target)
+
+    def view(self) -> dict[str, Any]:
+        """Return what a picture shows, as plain data."""
+        return self.snapshot().view()
+
+    def to_text(self) -> str:
+        """Return one line per call."""
+        return self.snapshot().to_text()
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.pictures.dataflow import DataflowPicture, dataflow_view
+
+        return DataflowPicture(dataflow_view(self.view()))
+
+    def _ipython_display_(self) -> None:
+        from hfsdk.viz.hooks import show_dataflow
+
+        show_dataflow(self)
+
+    def __repr__(self) -> str:
+        return repr(self.snapshot()) + (" (running)" if self.running else "")
+
+
+class Dataflows(LiveDataflow):
+    """The current step's dataflow; ``[k]`` is that of step k, the steps counted from 0 (``[-1]`` is the last)."""
+
+    def __getitem__(self, step: int) -> LiveDataflow:
+        if not is_whole(step):
+            raise OptionError(
+                f"dataflow[k] is that of one step, e.g. dataflow[-1]; got {shown(step)}. session.trace[2:5] spans several steps."
+            )
+        last = self.step
+        number = step + last + 1 if step < 0 else step
+        if not 0 <= number <= last:
+            raise OptionError(f"there is no step {step}; the session has {self._steps_there}")
+        live = LiveDataflow(self._client, self._cluster, number)
+        _ = live.step  # raises for one that is no longer kept
+        return live
+
+
+# ``session.memory``: what every device holds through one step, as planned and as measured.
+
+PARTS = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
+"""What a worker's tensors are for; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
+ASLEEP = "asleep_bytes"
+"""Of a rollout that sleeps: its weights and cache, which are not there, and are counted in nothing else."""
+GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
+"""Resident in host memory; torch's tensors on a GPU; what torch holds of the GPU."""
+
+
+class MemoryUse:
+    """Bytes per device through one step: the tensors after every call, the process all along, and what was planned.
+
+    Of a simulated step all of it is predicted, over virtual time. In a notebook it draws itself. Of a measured one the
+    numbers were taken when spans ended; what a call needed in between is in the peaks of the process only as far as a span ended
+    there.
+    """
+
+    def __init__(
+        self, trace: Trace, roles: Iterable[RoleSpec], placement: Placement | None, cluster: ClusterSpec, title: str
+    ) -> None:
+        self.trace, self._cluster, self._title = trace, cluster, title
+        self._predicted = trace.source == "predicted"
+        planned = () if placement is None else device_bytes(roles, placement, cluster)
+        self._planned = {estimate.device: estimate for estimate in planned}
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data: for every device planned parts, the tensors after each call, and the gauges at each span's end."""
+        spans: dict[int, list[tuple[int, Span]]] = {number: [] for number in self._planned}
+        for row, span in enumerate(self.trace.spans):
+            if span.device is not None:
+                spans.setdefault(span.device, []).append((row, span))
+        return {
+            "title": self._title, "duration_s": self.trace.duration_s, "predicted": self._predicted,
+            "devices": [self._device(number, mine) for number, mine in sorted(spans.items())],
+        }  # fmt: skip
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row per device and call: start_s, end_s, the parts in bytes (``PARTS``, ``ASLEEP``), the gauges at its end."""
+        import pandas as pd
+
+        rows = [{"device": d["device"], **call} for d in self.view()["devices"] for call in d["calls"]]
+        parts = (*(f"{part}_bytes" for part in PARTS), ASLEEP)
+        return pd.DataFrame(rows, columns=["device", "row", "call", "start_s", "end_s", *parts, *GAUGES])
+
+    def _device(self, number: int, spans: Sequence[tuple[int, Span]]) -> dict[str, Any]:
+        estimate, origin = self._planned.get(number), self.trace.start_ns
+        calls, samples = [], []
+        for row, span in spans:
+            if span.end_ns is None or span.predicted != self._predicted:
+                continue
+            end_s, gauges = (span.end_ns - origin) / 1e9, {k: span.attrs.get(k) for k in GAUGES}
+            if self._predicted and span.parent:  # a stretch: what it needs it needs from its beginning
+                samples.append([(span.start_ns - origin) / 1e9, *gauges.values()])
+            if any(gauge is not None for gauge in gauges.values()):
+                samples.append([end_s, *gauges.values()])
+            if not span.parent and any(f"{p}_bytes" in span.attrs for p in PARTS):
+                parts = {f"{p}_bytes": int(span.attrs.get(f"{p}_bytes", 0)) for p in PARTS}
+                when = {"start_s": (span.start_ns - origin) / 1e9, "end_s": end_s}
+                asleep = {ASLEEP: int(span.attrs.get(ASLEEP, 0))}
+                calls.append({"row": row, "call": f"{span.role}.{span.method}", **when, **parts, **asleep, **gauges})
+        spec = self._cluster.devices[number]
+        samples = [sample for sample in samples if any(value is not None for value in sample[1:])]
+        return {
+            "device": number, "name": spec.name, "limit_bytes": spec.memory_bytes,
+            "planned": None if estimate is None else _planned(estimate), "calls": calls, "samples": sorted(samples),
+            "bases": [] if estimate is None else [list(names) for names in estimate.bases],
+        }  # fmt: skip
+
+    def _picture_(self) -> Picture:
+        from hfsdk.viz.pictures.memory import MemoryPicture, memory_view
+
+        return MemoryPicture(memory_view(self.view()))
+
+    def _repr_html_(self) -> str | None:
+        from hfsdk.viz.hooks import html_of
+
+        return html_of(self)
+
+    def __repr__(self) -> str:
+        lines = [f"{self._title}: bytes per device, in GB"]
+        for device in self.view()["devices"]:
+            planned, calls = device["planned"], device["calls"]
+            words = [] if planned is None else [f"{planned['asked'] / 1e9:.2f} planned at most"]
+            if calls:
+                last = calls[-1]
+                words += [f"{p} {last[f'{p}_bytes'] / 1e9:.2f}" for p in PARTS if last[f"{p}_bytes"]]
+                words += [f"asleep {last[ASLEEP] / 1e9:.2f}"] if last[ASLEEP] else []
+                most = max(value for sample in device["samples"] for value in sample[1:] if value is not None)
+                what = "predicted with all that calls need" if self._predicted else "the process"
+                words.append(f"{what} {most / 1e9:.2f} at most")
+            words += [f"one base for {', '.join(names)}" for names in device["bases"]]
+            lines.append(f"  device {device['device']}: " + (", ".join(words) or "nothing planned, nothing measured"))
+        return "\n".join(lines)
+
+
+def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
+    """Return the parts at the fullest moment, in the order of ``PARTS``, what the greediest call needs besides, and their sum.
+
+    A rollout that sleeps is there at that moment only if it is its generating that makes it the fullest.
+    """
+    greediest = max((r.working for r in estimate.roles.values()), default=0)
+    awake = next((name for name, r in estimate.roles.items() if r.asleep and r.asleep == greediest), "")
+    roles = [
+        r if not r.asleep or name == awake else replace(r, rollout_weights=0, kv_cache=0) for name, r in estimate.roles.items()
+    ]
+    parts = {
+        "process": estimate.process, **{part: sum(r.stays(part) for r in roles) for part in ("weights", "gradients", "optimizer")},
+        "rollout": sum(r.rollout_weights for r in roles), "kv_cache": sum(r.kv_cache for r in roles),
+    }  # fmt: skip
+    return {**parts, "working": max(0, estimate.asked - sum(parts.values())), "asked": estimate.asked}
+
+
+# ``HeldBatches``: the batches of a session that the user can come back to, by name or number.
+
+
+class HeldBatches(Mapping[str, Batch]):
+    """The batches that variables of the notebook, or script, refer to; in an attached session those of the kernel before, too.
+
+    ``session.batches["rollout"]`` is the batch that the variable ``rollout`` refers to, ``session.batches[17]`` the one to which
+    call 17 added a column last. A batch of an earlier kernel stays here, and its columns in the cluster, until a variable of its
+    name refers to another one, or ``session.batches.drop("rollout")``.
+    """
+
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
+        self._earlier: dict[str, Batch] = {}
+
+    def take(self, batches: Mapping[str, Batch]) -> None:
+        """Hold what the variables of an earlier kernel referred to."""
+        self._earlier.update(batches)
+
+    @checked
+    def drop(self, name: Name) -> None:
+        """Let a batch of an earlier kernel go, where there is one of this name."""
+        self._earlier.pop(name, None)
+
+    def _all(self) -> dict[str, Batch]:
+        ask = getattr(sys.modules.get("IPython"), "get_ipython", None)  # another thread may be about to import it
+        shell = ask() if ask is not None else None
+        names: Mapping[str, Any] = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
+        now = {
+            name: value for name, value in list(names.items())
+            if type(value) is Batch and not name.startswith("_") and refs_of(value).client is self._client and value.columns
+        }  # fmt: skip
+        for name in now:
+            self._earlier.pop(name, None)
+        return {**self._earlier, **now}
+
+    def __getitem__(self, key: str | int) -> Batch:
+        """Return a batch by its variable's name, or by the number of the call that wrote last.
+
+        Raises:
+            OptionError: there is none.
+        """
+        known = self._all()
+        if isinstance(key, str) and key in known:
+            return known[key]
+        for batch in known.values():
+            if type(key) is int and number_of(batch) == key:
+                return batch
+        there = ", ".join(f"{name!r} ({number_of(batch)})" for name, batch in known.items()) or "none"
+        raise OptionError(f"there is no batch {shown(key)}; the session has {there}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key in self._all()
+
+    def __repr__(self) -> str:
+        lines = [f"{name} ({number_of(b)}): {len(b)} rows of {', '.join(b.columns)}" for name, b in self._all().items()]
+        return "\n".join(lines) or "no batches"
+
+
+def number_of(batch: Batch) -> int:
+    """Return the number of the call that wrote a batch's newest column."""
+    return max(ref.call_id for ref in refs_of(batch).by_name.values())

@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from hfsdk.core.trace import Traced
     from hfsdk.resharding.reshard_plan import ReshardPlan
     from hfsdk.resharding.reshard_report import ReshardReport
-    from hfsdk.viz.clip.view import ClipPicture
-    from hfsdk.viz.credit.view import CreditPicture
     from hfsdk.viz.frame import Picture
-    from hfsdk.viz.resharding.parameter import ParameterPicture
-    from hfsdk.viz.resharding.view import ReshardPicture
-    from hfsdk.viz.timeline.view import TimelinePicture
-    from hfsdk.viz.tokens.view import TokensPicture
+    from hfsdk.viz.pictures.clip import ClipPicture
+    from hfsdk.viz.pictures.credit import CreditPicture
+    from hfsdk.viz.pictures.resharding import ParameterPicture, ReshardPicture
+    from hfsdk.viz.pictures.timeline import TimelinePicture
+    from hfsdk.viz.pictures.tokens import TokensPicture
 
 
 def __dir__() -> list[str]:
@@ -98,7 +97,7 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
     Raises:
         OptionError: the rollout has no such parameter.
     """
-    from hfsdk.viz.resharding.parameter import ParameterPicture
+    from hfsdk.viz.pictures.resharding import ParameterPicture
 
     return ParameterPicture(plan.view_of(parameter))
 
@@ -112,7 +111,7 @@ def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     Raises:
         OptionError: nothing was given, something else than plans and reports, or plans for other numbers of ranks.
     """
-    from hfsdk.viz.resharding.view import ReshardPicture, reshard_view
+    from hfsdk.viz.pictures.resharding import ReshardPicture, reshard_view
 
     return ReshardPicture(reshard_view(*given))
 
@@ -155,7 +154,7 @@ def timelines_picture(traces: Mapping[Title, Traced], title: Title = "") -> Time
     Raises:
         OptionError: there is no trace, or something else among them.
     """
-    from hfsdk.viz.timeline.several import timelines_picture as draw
+    from hfsdk.viz.pictures.timeline import timelines_picture as draw
 
     return draw(traces, title)
 
@@ -186,7 +185,7 @@ def tokens_picture(
         ColumnError: a column is missing or has other lengths.
         OptionError: an option is out of its range.
     """
-    from hfsdk.viz.tokens.view import TokensPicture, tokens_view
+    from hfsdk.viz.pictures.tokens import TokensPicture, tokens_view
 
     return TokensPicture(tokens_view(batch.tokens(rows, new=new, old=old, clip=clip, clip_high=clip_high, color=color)))
 
@@ -205,7 +204,7 @@ def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 
         ColumnError: a column is missing, or there is no such sample.
         OptionError: gamma or lam is not between 0 and 1.
     """
-    from hfsdk.viz.credit.view import CreditPicture, credit_view
+    from hfsdk.viz.pictures.credit import CreditPicture, credit_view
 
     return CreditPicture(credit_view(batch, row, gamma, lam))
 
@@ -232,7 +231,7 @@ def clip_picture(
         ColumnError: a column is missing or has other lengths.
         OptionError: a bound is out of its range.
     """
-    from hfsdk.viz.clip.view import ClipPicture, clip_view
+    from hfsdk.viz.pictures.clip import ClipPicture, clip_view
 
     return ClipPicture(clip_view(batch, new, old, clip, clip_high))
 

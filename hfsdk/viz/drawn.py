@@ -9,19 +9,19 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from hfsdk.core.errors import OptionError
-from hfsdk.viz.calibration.view import CalibrationPicture, calibration_view
-from hfsdk.viz.census.view import CensusPicture, census_view
-from hfsdk.viz.comparison.view import ComparisonPicture, comparison_view
-from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
-from hfsdk.viz.experiment.view import ExperimentPicture, experiment_view
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.gap.view import GapPicture, gap_view
-from hfsdk.viz.lineage.view import LineagePicture, lineage_view
-from hfsdk.viz.plan.view import PlanPicture, plan_view
-from hfsdk.viz.probe.view import ProbePicture, probe_view
-from hfsdk.viz.resharding.view import ReshardPicture, reshard_view
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
-from hfsdk.viz.tokens.view import TokensPicture, tokens_view
+from hfsdk.viz.pictures.calibration import CalibrationPicture, calibration_view
+from hfsdk.viz.pictures.census import CensusPicture, census_view
+from hfsdk.viz.pictures.comparison import ComparisonPicture, comparison_view
+from hfsdk.viz.pictures.dataflow import DataflowPicture, dataflow_view
+from hfsdk.viz.pictures.experiment import ExperimentPicture, experiment_view
+from hfsdk.viz.pictures.gap import GapPicture, gap_view
+from hfsdk.viz.pictures.lineage import LineagePicture, lineage_view
+from hfsdk.viz.pictures.plan import PlanPicture, plan_view
+from hfsdk.viz.pictures.probe import ProbePicture, probe_view
+from hfsdk.viz.pictures.resharding import ReshardPicture, reshard_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.tokens import TokensPicture, tokens_view
 
 PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
     ("hfsdk.core.comparison", "Comparison"): lambda obj: ComparisonPicture(comparison_view(obj.view())),

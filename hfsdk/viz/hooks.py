@@ -16,16 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hfsdk.core.completion import Offering
+from hfsdk.core.hints import Offering
 from hfsdk.core.system import can_start_threads
-from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
-from hfsdk.viz.dataflow.view import DataflowPicture, dataflow_view
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture, follow
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.viz.pictures.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.pictures.dataflow import DataflowPicture, dataflow_view
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.what_if import show_live
 from hfsdk.viz.tables import batch_html, first_bad_html, metrics_html, progress_html, progress_text, session_html, snapshot_html
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
-from hfsdk.viz.what_if.view import show_live
 
 WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from hfsdk.core.exiting import exiting
-from hfsdk.core.system import can_start_threads
-from hfsdk.viz.dashboard.view import DashboardPicture
+from hfsdk.core.system import can_start_threads, exiting
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import LivePicture, Picture, follow
 from hfsdk.viz.hooks import pressed, run_picture
 from hfsdk.viz.modules import has_module
-from hfsdk.viz.what_if.view import LiveWhatIf, WhatIfPicture
+from hfsdk.viz.pictures.dashboard import DashboardPicture
+from hfsdk.viz.pictures.what_if import LiveWhatIf, WhatIfPicture
 
 
 @runtime_checkable

@@ -55,7 +55,7 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
-from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
+from hfsdk.engine.training.loss import ModelOutput, Tally, TokenBatch, evaluate
 
 NAMES = (
     "PPO", "GRPO", "GSPO", "CISPO", "DAPO", "DrGRPO", "KLCov", "ClipCov", "SAPO", "GMPO", "GPG", "DPPO", "GDPO",

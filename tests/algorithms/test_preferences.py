@@ -14,7 +14,7 @@ from hfsdk.algorithms.dpo import DPOLoss
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.microbatch import plan_update
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
+from hfsdk.engine.training.loss import ModelOutput, Tally, TokenBatch, evaluate
 
 LENGTHS = [3, 2, 1, 4, 2, 2]
 

@@ -8,7 +8,7 @@ import torch
 
 from hfsdk.core.batch import Batch
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
+from hfsdk.engine.training.loss import ModelOutput, Tally, TokenBatch, evaluate
 
 END, GOOD = 0, 2
 

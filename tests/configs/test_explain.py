@@ -14,10 +14,10 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
+from hfsdk.configs.model import spec_named, specs_of
+from hfsdk.configs.phase_memory import GPU_PROCESS_BYTES, learned_of, parameters_of
+from hfsdk.configs.unread_keys import known_keys
 from hfsdk.core.lora import AdapterSpec
-from hfsdk.planner.configs.known_keys import known_keys
-from hfsdk.planner.configs.model_sizes import spec_named, specs_of
-from hfsdk.planner.configs.phase_memory import GPU_PROCESS_BYTES, learned_of, parameters_of
 from hfsdk.planner.perf.memory import device_bytes
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def test_no_example_has_a_key_that_could_change_its_batches(explained):
 
 @each("system", ["verl", "TRL", "OpenRLHF", "NeMo-RL"])
 def test_every_key_that_is_read_is_a_key_of_the_release(system):
-    from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
+    from hfsdk.configs import nemo_rl, openrlhf, trl, verl
 
     read = {
         "verl": verl.DEFAULTS, "TRL": trl.GRPO_DEFAULTS | trl.PPO_DEFAULTS, "OpenRLHF": openrlhf.DEFAULTS,
@@ -593,8 +593,8 @@ def test_what_is_at_its_default_or_of_a_part_that_is_not_in_use_changes_nothing(
 
 @each("system", ["verl", "TRL", "OpenRLHF", "NeMo-RL"])
 def test_of_every_key_of_a_release_it_is_known_what_it_could_change(system):
-    from hfsdk.planner.configs import nemo_rl, openrlhf, trl, verl
-    from hfsdk.planner.configs.unread_keys import is_listed
+    from hfsdk.configs import nemo_rl, openrlhf, trl, verl
+    from hfsdk.configs.unread_keys import is_listed
 
     read = {
         "verl": verl.DEFAULTS, "TRL": trl.GRPO_DEFAULTS | trl.PPO_DEFAULTS, "NeMo-RL": nemo_rl.GRPO_DEFAULTS | nemo_rl.PPO_DEFAULTS,
@@ -1049,7 +1049,7 @@ def test_layers_may_lie_unevenly_where_a_key_says_how():
 
 
 def test_fits_is_not_said_above_a_refusal():
-    from hfsdk.viz.explanation.view import explanation_view
+    from hfsdk.viz.pictures.explanation import explanation_view
 
     right = hf.explain(FEW, model="qwen2.5-1.5b")
     assert "fits, with" in explanation_view(right.view())["subtitle"]

@@ -1,4 +1,4 @@
-"""Writes ``hfsdk/planner/configs/keys/*.txt``: the keys of verl, TRL, OpenRLHF and NeMo-RL, and their defaults, from their sources.
+"""Writes ``hfsdk/configs/keys/*.txt``: the keys of verl, TRL, OpenRLHF and NeMo-RL, and their defaults, from their sources.
 
 ``python make_config_keys.py VERL TRL TRL_PPO ACCELERATE OPENRLHF OPENRLHF_OLD... NEMO``: folders with the packages ``verl`` 0.9.1,
 ``trl`` 1.16.0 and 1.9.0, ``accelerate`` 1.15.0, ``openrlhf`` 0.11.2 and its old releases 0.5.9, 0.8.11 and 0.9.10 (their wheels,
@@ -21,7 +21,7 @@ import yaml
 
 OF_VERLS_CODE = ("model_engine", "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights")
 """Keys that verl reads and that none of its YAML has; the last two are fields of ``AlgoConfig``."""
-KEYS = Path(__file__).parents[2] / "hfsdk" / "planner" / "configs" / "keys"
+KEYS = Path(__file__).parents[2] / "hfsdk" / "configs" / "keys"
 UNKNOWN = object()
 """The default of a key whose value is worked out when it runs."""
 

@@ -87,7 +87,7 @@ def gathered(groups, value):
 
 
 def save(h, trainer, name, folder, meanwhile=lambda: None):
-    from hfsdk.engine.training.megatron_checkpoint import begin_save, finish_save
+    from hfsdk.engine.training.checkpoint import begin_save, finish_save
 
     saving = begin_save(name, trainer.share(), trainer.shard, h.groups, folder)
     meanwhile()
@@ -100,7 +100,7 @@ def save(h, trainer, name, folder, meanwhile=lambda: None):
 
 
 def load(trainer, folder):
-    from hfsdk.engine.training.megatron_checkpoint import load, read_summary
+    from hfsdk.engine.training.checkpoint import load, read_summary
 
     share = trainer.blank_share(read_summary(folder))
     load(folder, share, trainer.shard)

@@ -169,7 +169,7 @@ def check_overlap(h):
 
 def check_kept(h):
     """Bytes of what a forward pass keeps for the backward pass, of a trainer that does nothing of it and of one that does all."""
-    from hfsdk.engine.training.loss_io import ModelInput
+    from hfsdk.engine.training.loss import ModelInput
 
     found = []
     for trainer in both(h, "untied"):

@@ -4,7 +4,7 @@ import atexit
 import os
 
 from hfsdk.engine.generation import cpu_support_vllm
-from hfsdk.engine.worker.engines import import_engines
+from hfsdk.engine.worker.environment import import_engines
 
 os.environ.update(cpu_support_vllm.environment(num_threads=1) | {"PYTHONWARNINGS": "ignore"})
 import_engines()

@@ -167,7 +167,7 @@ def save_as_before(h, trainer, folder):
     """Write what was written before there were shares: dp rank 0 whole tensors, the other dp ranks files of nothing."""
     from dataclasses import replace
 
-    from hfsdk.engine.training.megatron_checkpoint import begin_save, finish_save
+    from hfsdk.engine.training.checkpoint import begin_save, finish_save
     from hfsdk.engine.weights.shares import Strip
 
     state, share = state_of(trainer), trainer.share()

@@ -13,7 +13,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import Sampling
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
-from hfsdk.engine.generation.rollout_run import check_request
+from hfsdk.engine.generation.rollout import check_request
 from hfsdk.engine.process import rendezvous
 
 MODEL = ModelSpec.preset("llama-7b")

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("megatron.core")
 from hfsdk.core.errors import CheckpointError
 from hfsdk.core.files import FORMAT, INDEX, SAVE, WITHOUT_CHECKSUMS, FileSum
-from hfsdk.engine.training.megatron_checkpoint import _check_share
+from hfsdk.engine.training.checkpoint import _check_share
 
 FILES = ("actor/common.pt", "actor/__0_0.distcp", "critic/common.pt")
 

@@ -10,7 +10,7 @@ from expect import CEILING_S, refuses, until
 import hfsdk as hf
 from hfsdk.core.errors import CallError, CheckpointError, ColumnError, DependencyError, WorkerDiedError
 from hfsdk.engine.calls import messages as m
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 def score(completions):

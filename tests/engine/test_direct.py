@@ -172,7 +172,7 @@ def failing(rank, world_size, folder):
 
 
 def test_a_rank_that_fails_lets_all_others_go(tmp_path):
-    from hfsdk.engine.ray.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.pools import PEER_LEFT
 
     found = run(failing, 4, str(tmp_path))
     assert found[1] == "TroubleError"
@@ -241,7 +241,7 @@ def half_done(rank, world_size, folder):
 
 
 def test_it_is_done_on_all_ranks_or_on_none(tmp_path):
-    from hfsdk.engine.ray.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.pools import PEER_LEFT
 
     *others, last = run(half_done, 4, str(tmp_path))
     assert last == "trouble"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from hfsdk.engine.generation.drain import MOST_POINTS, Drain
+from hfsdk.engine.generation.rollout import MOST_POINTS, Drain
 
 
 def test_a_long_generation_keeps_evenly_spread_points():

@@ -13,8 +13,8 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.controller.execution import MOST_FLOWS
-from hfsdk.engine.controller.flows import column_bytes, transfers_of, weights_taken
-from hfsdk.session.session_parts import parts_of
+from hfsdk.engine.controller.records import column_bytes, transfers_of, weights_taken
+from hfsdk.session.parts import parts_of
 
 LENGTHS = np.array([1, 2, 3, 4, 5, 6])
 

@@ -8,7 +8,7 @@ pytest.importorskip("ray")
 
 @pytest.fixture
 def start(monkeypatch):
-    from hfsdk.engine.ray import ray_start
+    from hfsdk.engine.ray import start as ray_start
 
     ended = []
     monkeypatch.setattr(ray_start, "_own_ray", {"lost", "other"})

@@ -285,7 +285,7 @@ def test_weights_go_straight_from_gpus_to_other_gpus():
 
 @pytest.mark.parametrize("name", ["H100", "cpu"])
 def test_a_session_asks_for_the_way_between_two_pools_by_their_devices(name):
-    ray_runtime = pytest.importorskip("hfsdk.engine.ray.ray_runtime")
+    ray_runtime = pytest.importorskip("hfsdk.engine.ray.runtime")
     from hfsdk.core.placement import Pool
 
     made = ray_runtime.RayRuntime.__new__(ray_runtime.RayRuntime)

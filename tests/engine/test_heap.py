@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hfsdk.engine.process import heap
+from hfsdk.engine.process import malloc_settings
 
 glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library has no such heap")
 
@@ -39,24 +39,24 @@ print(full - psutil.Process().memory_info().rss)
 
 
 def printed(program, environment):
-    told = {name: value for name, value in environment.items() if name != heap.TUNABLES or value}
+    told = {name: value for name, value in environment.items() if name != malloc_settings.TUNABLES or value}
     return int(subprocess.run([sys.executable, "-c", program], env=told, capture_output=True, text=True, check=True).stdout)
 
 
 @glibc
 def test_a_step_that_is_taken_again_touches_no_new_memory():
-    plain = {name: value for name, value in os.environ.items() if name != heap.TUNABLES}
+    plain = {name: value for name, value in os.environ.items() if name != malloc_settings.TUNABLES}
     assert printed(FAULTS, plain) > 48 * 2**20 // 4096 // 2, "without the settings the large block is new every time"
-    assert printed(FAULTS, heap.variables(plain)) < 500
+    assert printed(FAULTS, malloc_settings.variables(plain)) < 500
 
 
 @glibc
 def test_it_is_given_back():
-    assert printed(GIVEN_BACK, heap.variables(os.environ)) > 350 * 10**6
+    assert printed(GIVEN_BACK, malloc_settings.variables(os.environ)) > 350 * 10**6
 
 
 def test_what_the_user_has_set_wins():
-    mine = heap.variables({})[heap.TUNABLES]
-    theirs = heap.variables({"A": "1", heap.TUNABLES: "glibc.malloc.arena_max=4"})
-    assert theirs == {"A": "1", heap.TUNABLES: f"{mine}:glibc.malloc.arena_max=4"}
+    mine = malloc_settings.variables({})[malloc_settings.TUNABLES]
+    theirs = malloc_settings.variables({"A": "1", malloc_settings.TUNABLES: "glibc.malloc.arena_max=4"})
+    assert theirs == {"A": "1", malloc_settings.TUNABLES: f"{mine}:glibc.malloc.arena_max=4"}
     assert "glibc.malloc.tcache_count=0" in mine.split(":")

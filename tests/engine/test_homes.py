@@ -14,7 +14,7 @@ from hfsdk.core.placement import Pool
 from hfsdk.core.runtime import StateGoneError, TransferBrokenError
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 APART = {"actor": 1, "critic": 1}
 

@@ -6,7 +6,7 @@ from rows import every_row
 
 torch = pytest.importorskip("torch")
 
-from hfsdk.engine.training.kept_tokens import POSITIONS, KeptTokens, keep  # noqa: E402
+from hfsdk.engine.training.vocab_parallel import POSITIONS, KeptTokens, keep  # noqa: E402
 
 
 def naive(logits, kept):

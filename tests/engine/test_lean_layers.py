@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, silu
 
-from hfsdk.engine.training import lean_layers
-from hfsdk.engine.training.lean_layers import Norm, make_inputs_again, swiglu
+from hfsdk.engine.training import megatron_model
+from hfsdk.engine.training.megatron_model import Norm, make_inputs_again, swiglu
 
 TOKENS, WIDTH, EPS = 7, 48, 1e-2
 
@@ -103,14 +103,14 @@ def test_inputs_of_linears_are_made_again_bit_for_bit():
 
 
 def test_a_linear_does_not_keep_what_is_made_again(monkeypatch):
-    layer, kept, instead = Layer(again=True), [], lean_layers._instead
-    monkeypatch.setattr(lean_layers, "_instead", lambda tensor: kept.append(instead(tensor)) or kept[-1])
+    layer, kept, instead = Layer(again=True), [], megatron_model._instead
+    monkeypatch.setattr(megatron_model, "_instead", lambda tensor: kept.append(instead(tensor)) or kept[-1])
     make_inputs_again([layer.fc1, layer.fc2])
     x = torch.randn(TOKENS, 1, WIDTH, requires_grad=True)
     layer(x).sum()
     weights = {layer.fc1.weight.data_ptr(), layer.fc2.weight.data_ptr()}
     assert {tensor.data_ptr() for tensor in kept if isinstance(tensor, torch.Tensor)} == weights
-    assert sum(isinstance(tensor, lean_layers._Made) for tensor in kept) == 2, "the normed x, and the product"
+    assert sum(isinstance(tensor, megatron_model._Made) for tensor in kept) == 2, "the normed x, and the product"
 
 
 def test_a_linear_that_fails_leaves_nothing_behind():

@@ -8,8 +8,8 @@ from expect import refuses
 import hfsdk as hf
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import KEPT_STEPS
-from hfsdk.engine.controller import ledger
-from hfsdk.session.session_parts import parts_of
+from hfsdk.engine.controller import records
+from hfsdk.session.parts import parts_of
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_calls_of_old_steps_leave_memory(session):
 
 @pytest.mark.parametrize("loop", ["only generates", "only learns", "only puts"])
 def test_calls_of_a_loop_that_is_one_long_step_leave_memory(session, monkeypatch, loop):
-    monkeypatch.setattr(ledger, "MOST_CALLS", 60)
+    monkeypatch.setattr(records, "MOST_CALLS", 60)
     parts_of(session).client._controller._calls._look_at = 60
     batch = session.batch(prompt=[[1], [2]])
     held = session.models.actor.generate(batch, max_new_tokens=2)
@@ -114,7 +114,7 @@ def test_calls_that_wait_find_their_inputs_however_many_steps_were_submitted_sin
 
 
 def test_versions_that_nobody_refers_to_are_gone(session):
-    from hfsdk.engine.controller.lineage import Version
+    from hfsdk.engine.controller.records import Version
 
     def count():
         gc.collect()

@@ -12,7 +12,7 @@ from hfsdk.core.runtime import CallOutcome, TransferBrokenError
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.controller import weight_syncs
 from hfsdk.engine.controller.records import Meeting
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
 PROMPTS = ["one", "two"]

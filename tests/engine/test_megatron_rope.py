@@ -11,7 +11,7 @@ import torch
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import _yarn_get_concentration_factor_from_config
 
 from hfsdk.core.spec import ModelSpec
-from hfsdk.engine.training import cpu_support_megatron, megatron_rope
+from hfsdk.engine.training import cpu_support_megatron, megatron_model
 
 SIZES = {
     "hidden_size": 512, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -36,7 +36,7 @@ def rotary_of():
 
     def make(spec):
         plain = RotaryEmbedding(spec.head_dim, 1.0, rotary_base=spec.rope_theta, use_cpu_initialization=True, cp_group=False)
-        megatron_rope.stretch(plain, spec)
+        megatron_model.stretch(plain, spec)
         return plain
 
     return make
@@ -62,9 +62,9 @@ def check_waves_and_attention_factor_are_those_of_transformers(rope, family, rot
         pass
 
     told = Told()
-    vars(told).update(megatron_rope.attention_options(spec))
+    vars(told).update(megatron_model.attention_options(spec))
     assert _yarn_get_concentration_factor_from_config(told) == pytest.approx(attention, rel=1e-12)
-    assert bool(megatron_rope.attention_options(spec)) == (rope["rope_type"] == "yarn")
+    assert bool(megatron_model.attention_options(spec)) == (rope["rope_type"] == "yarn")
 
 
 def test_waves_and_attention_factor_are_those_of_vllm(rotary_of):

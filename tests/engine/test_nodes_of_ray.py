@@ -6,7 +6,7 @@ pytest.importorskip("ray")
 from expect import refuses
 
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine.ray import ray_cluster
+from hfsdk.engine.ray import cluster as ray_cluster
 
 
 @pytest.fixture

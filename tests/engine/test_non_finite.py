@@ -3,7 +3,7 @@
 from rows import every_row
 
 import hfsdk as hf
-from hfsdk.engine.worker.non_finite import why_refused
+from hfsdk.engine.worker.role_engine import why_refused
 
 
 def test_a_learning_rate_that_ruins_weights_is_named():

@@ -13,7 +13,7 @@ import psutil
 from expect import refuses
 
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine.ray import own_folders
+from hfsdk.engine.ray import access
 
 MAKER = """
 import sys
@@ -40,7 +40,7 @@ def test_a_killed_processs_folder_and_helpers_go_and_a_living_ones_stay(maker, t
     process, folder = maker
     (folder / "log").write_text("words")
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert own_folders.clear_left(str(tmp_path)) == []
+    assert access.clear_left(str(tmp_path)) == []
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     helper = subprocess.Popen([sys.executable, "-c", HELPER, f"--session-dir={folder}/r"], **pipes)
     reader = subprocess.Popen([sys.executable, "-c", HELPER, f"{folder}/log"], **pipes)
@@ -48,8 +48,8 @@ def test_a_killed_processs_folder_and_helpers_go_and_a_living_ones_stay(maker, t
         assert (helper.stdout.readline(), reader.stdout.readline()) == (b"up\n", b"up\n")
         process.kill()
         process.wait()
-        assert own_folders.left_in(str(tmp_path)) == [folder]
-        assert own_folders.clear_left(str(tmp_path)) == [folder]
+        assert access.left_in(str(tmp_path)) == [folder]
+        assert access.clear_left(str(tmp_path)) == [folder]
         assert not folder.exists()
         assert not psutil.pid_exists(helper.pid)
         assert reader.poll() is None, "somebody who looks at a file of it is no helper"
@@ -65,14 +65,14 @@ def test_a_process_with_the_same_id_is_another_one(maker, tmp_path):
     process.wait()
     known = json.loads((folder / "owner.json").read_text())
     (folder / "owner.json").write_text(json.dumps({"pid": os.getpid(), "started": known["started"] - 1000}))
-    assert own_folders.clear_left(str(tmp_path)) == [folder]
+    assert access.clear_left(str(tmp_path)) == [folder]
 
 
 def test_a_locked_folder_stays_though_its_process_cannot_be_seen(maker, tmp_path):
     """As where two containers share a place for temporary files."""
     _, folder = maker
     (folder / "owner.json").write_text(json.dumps({"pid": 2**22, "started": 0.0}))
-    assert own_folders.clear_left(str(tmp_path)) == []
+    assert access.clear_left(str(tmp_path)) == []
     assert folder.exists()
 
 
@@ -91,7 +91,7 @@ def test_what_is_not_surely_ours_stays(tmp_path):
         (foreign / "owner.json").write_text(json.dumps({"pid": 2**22, "started": 0.0}))
         os.chown(foreign, 65534, 65534)
     before = sorted(tmp_path.iterdir())
-    assert own_folders.clear_left(str(tmp_path)) == []
+    assert access.clear_left(str(tmp_path)) == []
     assert sorted(tmp_path.iterdir()) == before
     assert (elsewhere / "owner.json").exists()
 
@@ -100,21 +100,21 @@ def test_a_folder_of_another_machine_is_left_to_it(maker, tmp_path):
     process, folder = maker
     process.kill()
     process.wait()
-    owner = json.loads((folder / own_folders.OWNER).read_text())
-    (folder / own_folders.OWNER).write_text(json.dumps({**owner, "host": "another"}))
-    assert own_folders.left_in(str(tmp_path)) == own_folders.clear_left(str(tmp_path)) == []
-    (folder / own_folders.OWNER).write_text(json.dumps(owner))
-    assert own_folders.clear_left(str(tmp_path)) == [folder]
+    owner = json.loads((folder / access.OWNER).read_text())
+    (folder / access.OWNER).write_text(json.dumps({**owner, "host": "another"}))
+    assert access.left_in(str(tmp_path)) == access.clear_left(str(tmp_path)) == []
+    (folder / access.OWNER).write_text(json.dumps(owner))
+    assert access.clear_left(str(tmp_path)) == [folder]
 
 
 def test_a_place_that_takes_no_folder_is_told_and_nothing_stays(tmp_path, monkeypatch):
     with refuses(PlacementError, "nowhere", "No such file"):
-        own_folders.create("job", str(tmp_path / "nowhere"))
+        access.create("job", str(tmp_path / "nowhere"))
 
     def no_locks(file, how):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(own_folders.fcntl, "flock", no_locks)
+    monkeypatch.setattr(access.fcntl, "flock", no_locks)
     with refuses(PlacementError, "Function not implemented", "TMPDIR"):
-        own_folders.create("job", str(tmp_path))
+        access.create("job", str(tmp_path))
     assert list(tmp_path.iterdir()) == []

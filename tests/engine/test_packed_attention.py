@@ -3,14 +3,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from hfsdk.engine.training import packed_attention
-from hfsdk.engine.training.packed_attention import (
-    PackedAttention,
-    attend_in_one,
-    attend_packed,
-    attend_row_by_row,
-    choose,
-)
+from hfsdk.engine.training import megatron_model
+from hfsdk.engine.training.megatron_model import PackedAttention, attend_in_one, attend_packed, attend_row_by_row, choose
 
 
 def by_hand(query, key, value, offsets, scale, window=None):
@@ -68,7 +62,7 @@ def test_which_kernel_is_taken():
 
 
 def test_an_older_torch_pads(monkeypatch):
-    monkeypatch.setattr(packed_attention, "has_packed_kernel", lambda: False)
+    monkeypatch.setattr(megatron_model, "has_packed_kernel", lambda: False)
     assert choose("cuda", torch.bfloat16, 64) is attend_in_one
 
 
@@ -105,8 +99,8 @@ def test_offsets_are_copied_once_a_micro_batch(monkeypatch):
 
 def test_places_are_made_once_a_micro_batch(monkeypatch):
     """A copy to the device for each layer would have the host wait for it."""
-    calls, places = [], packed_attention._places
-    monkeypatch.setattr(packed_attention, "_places", lambda offsets: calls.append(len(offsets)) or places(offsets))
+    calls, places = [], megatron_model._places
+    monkeypatch.setattr(megatron_model, "_places", lambda offsets: calls.append(len(offsets)) or places(offsets))
     heads = torch.randn(10, 2, 8)
     for offsets in (torch.tensor([0, 5, 8, 10]), torch.tensor([0, 10])):
         for _ in range(3):

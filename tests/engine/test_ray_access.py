@@ -11,7 +11,7 @@ from expect import refuses
 
 pytest.importorskip("ray")
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine.ray import ray_access, ray_cluster, ray_start, ray_state
+from hfsdk.engine.ray import access, cluster, start
 
 NOBODY = 65534
 TOKEN = "0123456789abcdef" * 4
@@ -78,7 +78,7 @@ def mode(path):
 def test_the_token_is_made_readable_by_its_user_alone(home):
     before = os.umask(0)
     try:
-        assert ray_access.secure_token() == []
+        assert access.secure_token() == []
     finally:
         os.umask(before)
     token = home / ".ray" / "auth_token"
@@ -86,7 +86,7 @@ def test_the_token_is_made_readable_by_its_user_alone(home):
     assert len(token.read_text()) == 64
     assert [path.name for path in token.parent.iterdir()] == ["auth_token"]
     text = token.read_text()
-    assert ray_access.secure_token() == []
+    assert access.secure_token() == []
     assert token.read_text() == text
 
 
@@ -96,13 +96,13 @@ def test_a_token_that_others_could_read_is_closed_and_that_is_said(home):
     token.parent.chmod(0o777)
     token.write_text(TOKEN)
     token.chmod(0o644)
-    assert not next(seen for seen in ray_state.look() if seen.name == "Ray's token").good
-    folder, file = ray_access.secure_token()
+    assert not next(seen for seen in cluster.look() if seen.name == "Ray's token").good
+    folder, file = access.secure_token()
     assert "another token" in folder
     assert "0644" in file
     assert "delete the file" in file
     assert (mode(token), mode(token.parent)) == (0o600, 0o755)
-    assert next(seen for seen in ray_state.look() if seen.name == "Ray's token").good
+    assert next(seen for seen in cluster.look() if seen.name == "Ray's token").good
 
 
 @as_root
@@ -112,7 +112,7 @@ def test_a_token_that_another_user_made_is_refused(home):
     token.write_text(TOKEN)
     os.chown(token, NOBODY, NOBODY)
     with refuses(PlacementError, "knows what is in it"):
-        ray_access.secure_token()
+        access.secure_token()
 
 
 @as_root
@@ -122,16 +122,16 @@ def test_a_token_of_roots_that_everybody_can_read_is_refused(home, monkeypatch):
     token.write_text(TOKEN)
     monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
     token.chmod(0o640)
-    assert ray_access.secure_token() == []
+    assert access.secure_token() == []
     token.chmod(0o644)
     with refuses(PlacementError, "is root's and its mode is 0644"):
-        ray_access.secure_token()
+        access.secure_token()
 
 
 def test_a_first_token_in_a_folder_that_others_can_write_closes_it(home):
     (home / ".ray").mkdir()
     (home / ".ray").chmod(0o777)
-    (notice,) = ray_access.secure_token()
+    (notice,) = access.secure_token()
     assert "other users could put another token" in notice
     assert mode(home / ".ray") == 0o755
     assert mode(home / ".ray" / "auth_token") == 0o600
@@ -139,17 +139,17 @@ def test_a_first_token_in_a_folder_that_others_can_write_closes_it(home):
 
 @pytest.mark.parametrize(("authentication", "says"), [("DISABLED", True), ("TOKEN", False)])
 def test_the_users_own_ray_without_a_token_is_said(monkeypatch, authentication, says):
-    raylet = ray_start._raylet
-    monkeypatch.setattr(ray_start.ray, "is_initialized", lambda: True)
+    raylet = start._raylet
+    monkeypatch.setattr(start.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(raylet, "get_authentication_mode", lambda: getattr(raylet.AuthenticationMode, authentication))
-    monkeypatch.setattr(ray_start.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
-    monkeypatch.setattr(ray_start, "_open_folder", list)
-    notices = ray_start.enter("job", None, None)
+    monkeypatch.setattr(start.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    monkeypatch.setattr(start, "_open_folder", list)
+    notices = start.enter("job", None, None)
     assert ["127.0.0.1:6379 has no authentication" in notice for notice in notices] == [True] * says
 
 
 def test_a_cluster_that_cannot_be_asked_about_its_authentication_is_said(home):
-    (notice,) = ray_start._open_to_strangers("10.0.0.1:6379", "unknown")
+    (notice,) = start._open_to_strangers("10.0.0.1:6379", "unknown")
     assert "install grpcio" in notice
 
 
@@ -157,8 +157,8 @@ def test_a_cluster_that_cannot_be_asked_about_its_authentication_is_said(home):
 def test_a_ray_without_authentication_is_not_started(home, monkeypatch, value):
     monkeypatch.setenv("RAY_AUTH_MODE", value)
     with refuses(PlacementError, "RAY_AUTH_MODE"):
-        ray_start.start(1)
-    assert not next(seen for seen in ray_state.look() if seen.name == "Ray's authentication").good
+        start.start(1)
+    assert not next(seen for seen in cluster.look() if seen.name == "Ray's authentication").good
 
 
 # -- the folder
@@ -174,9 +174,9 @@ def test_rays_folder_is_where_its_sockets_fit_and_nobody_else_can_rename_it(home
     shared.chmod(0o777)
     for place in (deep, shared):
         monkeypatch.setattr(tempfile, "tempdir", str(place))
-        chosen = ray_access.private_place()
+        chosen = access.private_place()
         assert chosen != str(place)
-        assert len(chosen) + len(ray_access.SOCKET_TAIL) <= ray_access.SOCKET_CHARS
+        assert len(chosen) + len(access.SOCKET_TAIL) <= access.SOCKET_CHARS
 
 
 def let_others_in(path):
@@ -196,20 +196,20 @@ def test_a_sessions_folder_is_where_nobody_else_can_rename_it_however_long_its_p
     shared.chmod(0o777)
     for place, is_chosen in ((deep, True), (shared, False)):
         monkeypatch.setattr(tempfile, "tempdir", str(place))
-        assert (ray_access.private_place("") == os.path.realpath(place)) is is_chosen
+        assert (access.private_place("") == os.path.realpath(place)) is is_chosen
 
 
 def test_a_folder_in_which_anybody_can_rename_is_named(tmp_path):
     let_others_in(tmp_path)
     inner = tmp_path / "shared" / "mine"
     inner.mkdir(parents=True)
-    assert ray_access.open_to_all(inner) is None
+    assert access.open_to_all(inner) is None
     (tmp_path / "shared").chmod(0o777)
-    assert ray_access.open_to_all(inner) == tmp_path / "shared"
+    assert access.open_to_all(inner) == tmp_path / "shared"
     inner.chmod(0o700)
-    assert ray_access.open_to_all(inner) == tmp_path / "shared", "a closed folder can be put aside in an open one"
+    assert access.open_to_all(inner) == tmp_path / "shared", "a closed folder can be put aside in an open one"
     (tmp_path / "shared").chmod(0o1777)
-    assert ray_access.open_to_all(inner) is None
+    assert access.open_to_all(inner) is None
 
 
 # -- the address of "auto"
@@ -226,8 +226,8 @@ def test_an_address_that_another_user_wrote_gets_nothing(home, listener, monkeyp
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     os.chown(poison(home, listener.address), NOBODY, NOBODY)
     with refuses(PlacementError, "was written by"):
-        ray_start.join("auto")
-    assert "was written by" in repr(ray_state.look())
+        start.join("auto")
+    assert "was written by" in repr(cluster.look())
     assert listener.heard == b""
 
 
@@ -240,7 +240,7 @@ def test_an_address_file_that_others_may_have_had_a_hand_in_is_not_believed(home
         path.rename(home / "elsewhere")
         path.symlink_to(home / "elsewhere") if spoil == "link" else path.mkdir()
     with refuses(PlacementError, "ray_current_cluster"):
-        ray_start.join("auto")
+        start.join("auto")
     assert listener.heard == b""
 
 
@@ -251,7 +251,7 @@ def test_a_port_of_an_old_cluster_that_another_user_listens_at_gets_nothing(home
     try:
         poison(home, f"127.0.0.1:{stranger.stdout.readline().strip()}")
         with refuses(PlacementError, "listens at"):
-            ray_start.join("auto")
+            start.join("auto")
     finally:
         stranger.kill()
         stranger.communicate()
@@ -262,18 +262,18 @@ def test_a_silent_address_is_given_up_soon_and_shown_no_token(home, listener, mo
     pytest.importorskip("grpc")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    monkeypatch.setattr(ray_cluster, "ANSWER_S", 1.0)
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
     poison(home, listener.address)
     with refuses(PlacementError, "did not answer"):
-        ray_start.join("auto" if auto else listener.address)
+        start.join("auto" if auto else listener.address)
     assert listener.heard, "it was asked"
     assert TOKEN.encode() not in listener.heard
 
 
 def test_without_a_cluster_auto_says_how_to_start_one(home, monkeypatch):
-    monkeypatch.setattr(ray_access, "_served_here", list)
+    monkeypatch.setattr(access, "_served_here", list)
     with refuses(PlacementError, "ray start --head"):
-        ray_start.join("auto")
+        start.join("auto")
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
     with refuses(PlacementError, "RAY_ADDRESS"):
-        ray_start.join("auto")
+        start.join("auto")

@@ -5,11 +5,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallCancelledError, CallError, ColumnError
 from hfsdk.core.table import Ragged
 from hfsdk.core.unscored import NOT_SCORED
-from hfsdk.engine.ray.ray_calls import failure, store_of
+from hfsdk.engine.ray.runtime import failure, store_of
 from hfsdk.engine.worker.answer import Answer
 
 

@@ -9,12 +9,12 @@ from expect import refuses
 from rows import every_row
 
 pytest.importorskip("ray")
-from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import DEVICES, SHARED_MEMORY, ClusterSpec
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import PlacementError
-from hfsdk.engine.ray import ray_cluster
-from hfsdk.engine.ray.ray_cluster import Node, _cores, _device, check_present, present
-from hfsdk.engine.ray.ray_worker import said_in, write_begin
+from hfsdk.engine.ray import cluster as ray_cluster
+from hfsdk.engine.ray.cluster import Node, _cores, _device, check_present, present
+from hfsdk.engine.ray.worker_process import said_in, write_begin
 
 
 def test_accelerators_are_presets_by_rays_names():

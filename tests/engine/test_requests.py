@@ -12,7 +12,7 @@ from rows import every_row
 pytest.importorskip("torch")
 
 from hfsdk.core.arguments import Scoring
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError
 from hfsdk.core.runtime import Assignment, Order, Pick, StateGoneError
 from hfsdk.engine.process.rendezvous import Link
@@ -115,7 +115,7 @@ def test_a_worker_keeps_nothing_of_what_a_call_read_and_wrote():
 
 def test_a_models_scores_are_normalised_once():
     pytest.importorskip("megatron.core")
-    from hfsdk.engine.worker.hosted import HANDLERS
+    from hfsdk.engine.worker.role_engine import HANDLERS
 
     given = Assignment(arguments=Scoring(column="scores", normalisation=(3.0, 2.0)))
     trainer = SimpleNamespace(scores=lambda table, micro_batches, safe: {"scores": np.array([1.0, 3.0, 9.0])})

@@ -12,8 +12,8 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.lora import A, AdapterSpec, B, LoRA
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged
-from hfsdk.engine.generation.adapter_slots import padded_rank, slot_numbers, slots_of
-from hfsdk.engine.generation.rescoring import Sequences
+from hfsdk.engine.generation.lora import padded_rank, slot_numbers, slots_of
+from hfsdk.engine.generation.scoring import Sequences
 from hfsdk.resharding.boxes import vllm_boxes
 
 LINEAR = LoRA(rank=8, alpha=24.0)

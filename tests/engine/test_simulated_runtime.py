@@ -7,8 +7,8 @@ import pytest
 from expect import refuses
 
 from hfsdk.core import protocol as protocols
-from hfsdk.core.call_flow import Call
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
 from hfsdk.core.layout import Layout
 from hfsdk.core.methods import METHODS
@@ -20,7 +20,7 @@ from hfsdk.core.runtime import Order, Pick, Runtime, Stored, Work
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.trace import Trace
-from hfsdk.engine.simulation.simulated_runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
+from hfsdk.engine.simulation.runtime import ResponseLengths, SimulatedRow, SimulatedRuntime, SimulatedValue
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel
 

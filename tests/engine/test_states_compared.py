@@ -14,8 +14,8 @@ import hfsdk as hf
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.weights.shares import StateShare, Strip
-from hfsdk.engine.worker.role_states import RoleStates
-from hfsdk.engine.worker.transition import Transition
+from hfsdk.engine.worker.hybrid_engine import Transition
+from hfsdk.engine.worker.role_state import RoleStates
 
 HARMED = "decoder.layers.1.mlp.linear_fc2.weight"
 

@@ -160,8 +160,9 @@ def ray_id(node):
 def started(monkeypatch, tmp_path):
     """Start a pool's workers; return, for each, Ray's options, the worker's arguments and its set-up."""
     pytest.importorskip("ray")
-    from hfsdk.engine.ray import ray_cluster, ray_pools
-    from hfsdk.engine.ray.ray_links import PoolState
+    from hfsdk.engine.ray import cluster as ray_cluster
+    from hfsdk.engine.ray import pools as ray_pools
+    from hfsdk.engine.ray.pools import PoolState
 
     class Recorded:
         def options(self, **options):

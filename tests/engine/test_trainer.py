@@ -33,7 +33,7 @@ SWEEP = Sweep(
 
 
 def token_batch():
-    from hfsdk.engine.training.loss_io import TokenBatch, with_temperature
+    from hfsdk.engine.training.loss import TokenBatch, with_temperature
 
     response = Ragged.of([[1, 2, 3], [], [4]])
     columns = {"prompt": Ragged.of([[1], [1, 2], [3]]), "response": response, "text": ["a", "b", "c"]}
@@ -62,7 +62,7 @@ def test_token_batch():
 
 
 def test_aggregations_by_hand():
-    from hfsdk.engine.training.loss_io import aggregate
+    from hfsdk.engine.training.loss import aggregate
 
     b = token_batch()
     expected = {"token_mean": 6 / 8, "sequence_mean": (1 + 0 + 3) / 6, "sequence_sum": 6 / 6, "fixed_length": 6 / 60}
@@ -75,7 +75,7 @@ def test_aggregations_by_hand():
 
 
 def test_one_loss_per_sample_is_told_from_one_per_token():
-    from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate, tell_apart
+    from hfsdk.engine.training.loss import ModelOutput, Tally, TokenBatch, evaluate, tell_apart
 
     response = Ragged.of([[1], [2]])
     rows = Table({"prompt": response, "response": response, "scores": np.array([1.0, 3.0])})

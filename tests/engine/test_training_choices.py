@@ -130,7 +130,7 @@ def test_norm_weights_and_biases_do_not_decay(alone):
 
 def test_padding_makes_a_row_that_nobody_selects():
     from hfsdk.core.table import Ragged, Table
-    from hfsdk.engine.training.loss_io import ModelInput
+    from hfsdk.engine.training.loss import ModelInput
 
     rows = Table({"prompt": Ragged.of([[1, 2], [3]]), "response": Ragged.of([[4], [5, 6]])})
     plain, padded, whole = (ModelInput.of(rows, torch.device("cpu"), multiple=n) for n in (1, 4, 3))

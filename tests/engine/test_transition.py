@@ -42,7 +42,7 @@ def transition(worker, train, tp, folder, loaded, exported):
     """Two rounds of generating and training, the second against exported weights; what is not bit-equal is returned by name."""
     from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions, Sampling
     from hfsdk.engine.process.safepoint import SafePoint
-    from hfsdk.engine.worker.hosted import HostedRole
+    from hfsdk.engine.worker.role_engine import HostedRole
 
     rank, world_size = worker.setup.rank, worker.setup.world_size
     spec = ModelSpec.from_folder(folder)

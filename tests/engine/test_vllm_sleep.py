@@ -231,7 +231,7 @@ class Whole:
 
     def __init__(self, rank, world_size, folder, name):
         from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
-        from hfsdk.engine.worker.hosted import HostedRole
+        from hfsdk.engine.worker.role_engine import HostedRole
         from hfsdk.engine.worker.role_host import WorkerSetup
         from hfsdk.engine.worker.worker import Worker
 

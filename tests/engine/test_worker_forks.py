@@ -8,7 +8,7 @@ from pathlib import Path
 
 from expect import each
 
-from hfsdk.engine.ray import fork_setup_worker, worker_forks
+from hfsdk.engine.ray import fork_server, fork_setup_worker
 
 DRAWS = """
 import os
@@ -33,13 +33,13 @@ def test_forks_do_not_draw_the_same_names():
 def test_what_imports_the_engines_looks_into_no_place_that_others_share(tmp_path, monkeypatch):
     """torch reads a file in its cache then, which lies in the place for temporary files where nothing else is said."""
     given = {}
-    monkeypatch.setattr(worker_forks.subprocess, "Popen", lambda command, **options: given.update(options))
+    monkeypatch.setattr(fork_server.subprocess, "Popen", lambda command, **options: given.update(options))
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     (tmp_path / "none").write_text("where no folder can be made")
     with socket.socket(socket.AF_UNIX) as listener:
-        worker_forks._started(tmp_path, listener, subprocess.DEVNULL)
+        fork_server._started(tmp_path, listener, subprocess.DEVNULL)
     assert given["env"]["TMPDIR"] == str(tmp_path)
     assert given["env"]["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor"), "beside what it listens at, for want of a cache"
 

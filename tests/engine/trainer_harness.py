@@ -70,7 +70,7 @@ class Reference:
     """Flat outputs over the response tokens of all rows, with the same loss functions as the trainer's."""
 
     def __init__(self, folder, rows, temperature, make_model=reference_model):
-        from hfsdk.engine.training.loss_io import ModelOutput, TokenBatch
+        from hfsdk.engine.training.loss import ModelOutput, TokenBatch
 
         self.model = make_model(folder)
         columns = {"log_probs": [], "entropy": [], "values": [], "scores": [], "logits": []}
@@ -94,7 +94,7 @@ class Reference:
         self.token_batch = partial(TokenBatch, num_tokens=len(rows.ragged("response").flat), num_rows=rows.num_rows)
 
     def gradient(self, rows, loss):
-        from hfsdk.engine.training.loss_io import aggregate
+        from hfsdk.engine.training.loss import aggregate
 
         b = self.token_batch(rows)
         returned = loss(self.out, b)

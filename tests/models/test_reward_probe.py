@@ -6,8 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from hfsdk.core.rank_statistics import duplicates, pearson, ranks, repetition, same_order, spearman
-from hfsdk.core.reward_probe import RewardProbe, summed
+from hfsdk.core.reward_probe import RewardProbe, duplicates, pearson, ranks, repetition, same_order, spearman, summed
 from hfsdk.core.sample_outcome import SampleOutcome, named
 
 

@@ -11,9 +11,9 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
-from hfsdk.testing.exercise_kinds import NOTHING_YET, Choice, Code, Loss, Number, StepCode
-from hfsdk.testing.exercises import EXERCISES
-from hfsdk.testing.grading import UNANSWERED
+from hfsdk.teach.exercise_kinds import NOTHING_YET, Choice, Code, Loss, Number, StepCode
+from hfsdk.teach.exercises import EXERCISES
+from hfsdk.teach.grading import UNANSWERED
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 sys.path.insert(0, str(FOLDER / "solutions"))

@@ -18,8 +18,8 @@ from expect import each
 from nbclient import NotebookClient
 
 import hfsdk as hf
-from hfsdk.testing.exercise_kinds import Code, Loss, StepCode
-from hfsdk.testing.exercises import EXERCISES
+from hfsdk.teach.exercise_kinds import Code, Loss, StepCode
+from hfsdk.teach.exercises import EXERCISES
 
 WITHOUT_ENGINES = "10"
 """Needs none, and is run where there is none, by ``tests/test_without_engines.py``."""

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import Tally, TokenBatch
+from hfsdk.engine.training.loss import Tally, TokenBatch
 
 
 def batch_of(*responses):

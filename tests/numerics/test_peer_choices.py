@@ -17,7 +17,7 @@ from hfsdk.algorithms import grpo, ppo, rlmath, rloo
 from hfsdk.algorithms.rollout_correction import CorrectionOptions, rollout_weights
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import TokenBatch, aggregate
+from hfsdk.engine.training.loss import TokenBatch, aggregate
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_choices.json").read_text())
 ALGORITHMS = [hf.PPO(), hf.GRPO(), hf.RLOO(), hf.ReMax(), hf.ReinforcePlusPlus()]

@@ -26,7 +26,7 @@ from hfsdk.algorithms.sapo import SAPOLoss
 from hfsdk.core.errors import OptionError
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
-from hfsdk.engine.training.loss_io import ModelOutput, Tally, TokenBatch, evaluate
+from hfsdk.engine.training.loss import ModelOutput, Tally, TokenBatch, evaluate
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_variants.json").read_text())
 LENGTHS, COLUMNS = ORACLE["lengths"], ORACLE["columns"]

@@ -13,7 +13,7 @@ import hfsdk as hf
 from hfsdk import algorithms
 from hfsdk.core.roles import Sampling
 from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
-from hfsdk.engine.worker.hosted import sample_seed
+from hfsdk.engine.worker.role_engine import sample_seed
 
 
 def off_by(out, b):

@@ -21,7 +21,7 @@ from hfsdk.algorithms.step import Statistics, Step
 from hfsdk.core.batch import Batch
 from hfsdk.core.errors import ColumnError, HfsdkError, InvariantWarning, OptionError
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import TokenBatch, aggregate
+from hfsdk.engine.training.loss import TokenBatch, aggregate
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "peer_ppo.json").read_text())
 LENGTHS = (3, 1, 0, 4)

@@ -9,10 +9,9 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.trace import Trace
-from hfsdk.planner.perf.calibration import FITTED, MOST_FITTED, Measured, fit
-from hfsdk.planner.perf.least_squares import HUBER, leverages, solve
+from hfsdk.planner.perf.calibration import FITTED, HUBER, MOST_FITTED, Measured, fit, leverages, solve
 from hfsdk.planner.perf.perf_model import PerfModel
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 HIDDEN = PerfModel(
     train_efficiency=0.31, forward_efficiency=0.5, weight_efficiency=0.4, launch_s=1e-4, step_s=4e-3, link_efficiency=0.2,

@@ -19,7 +19,7 @@ from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup
 from hfsdk.planner.perf.row_lengths import LengthSums
 from hfsdk.resharding.reshard_plan import ReshardPlan
-from hfsdk.session.declare import Backend, model_role, with_layouts
+from hfsdk.session.role_specs import Backend, model_role, with_layouts
 
 SPEC = PRESETS["llama3-8b"]
 CLUSTER = hf.ClusterSpec.parse("4x8 H100")

@@ -8,9 +8,8 @@ from expect import refuses
 import hfsdk as hf
 from hfsdk.core.cluster import LinkSpec
 from hfsdk.core.errors import OptionError, UnsupportedModelError
-from hfsdk.core.experts import Experts
 from hfsdk.core.roles import AdamW, RoleSpec
-from hfsdk.core.spec import PRESETS, ModelSpec
+from hfsdk.core.spec import PRESETS, Experts, ModelSpec
 from hfsdk.planner.perf.expert_sizes import distinct, exchanged_rows
 from hfsdk.planner.perf.memory import role_bytes, rollout_parameters
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes

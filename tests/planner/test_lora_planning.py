@@ -23,8 +23,8 @@ from hfsdk.planner.search.candidates import Tables
 from hfsdk.planner.search.search import Search
 from hfsdk.resharding.boxes import held_adapters, megatron_boxes, vllm_boxes
 from hfsdk.resharding.reshard_plan import ReshardPlan
+from hfsdk.session.parts import parts_of
 from hfsdk.session.recording import record_step
-from hfsdk.session.session_parts import parts_of
 
 LORA = hf.LoRA(rank=16)
 SMALL = ModelSpec(

@@ -195,7 +195,7 @@ def test_packed_rollout_holds_two_copies():
 @pytest.mark.parametrize("mode", ["packed", "shared"])
 @pytest.mark.parametrize("on_cpu", [False, True])
 def test_a_shadow_that_generates_has_no_trainer(mode, on_cpu):
-    """The engine makes a ``Trainer`` only where there is a ``train`` layout (``hfsdk/engine/worker/hosted.py``)."""
+    """The engine makes a ``Trainer`` only where there is a ``train`` layout (``hfsdk/engine/worker/role_engine.py``)."""
     actor = trained(SMOL_8_HEADS, "tp2", rollout=Layout(tp=2), rollout_options=RolloutOptions(cpu_weights=mode))
     shadow = replace(actor, name="actor.rollout", shadow_of="actor", train=None, optimizer=None)
     held = role_bytes(shadow, 4, on_cpu=on_cpu)

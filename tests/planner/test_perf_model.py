@@ -15,7 +15,7 @@ from hfsdk.core.spec import ModelSpec
 from hfsdk.planner.perf.collectives import AllToAllLinks, all_reduce, all_to_all, ring_pass
 from hfsdk.planner.perf.decoding import ReplicaRows, slots, slots_each
 from hfsdk.planner.perf.perf_model import Links, PerfModel, Setup, reshard_bytes
-from hfsdk.planner.perf.traits import EngineTraits
+from hfsdk.planner.perf.setup import EngineTraits
 from hfsdk.resharding.reshard_plan import ReshardPlan
 
 CLUSTER = ClusterSpec.parse("16x8 A100-80GB")

@@ -22,8 +22,8 @@ from hfsdk.planner.search.candidates import Tables
 from hfsdk.planner.search.pools import pack
 from hfsdk.planner.search.search import Search
 from hfsdk.planner.search.solution import Best
+from hfsdk.session.parts import parts_of
 from hfsdk.session.recording import record_step
-from hfsdk.session.session_parts import parts_of
 from hfsdk.viz.drawn import picture_of
 
 SHARDED = hf.AdamW(distributed=True)
@@ -631,7 +631,7 @@ def test_too_close_to_call():
 
 def test_bands_of_presets_are_by_kind_of_call():
     """Each kind has its own; what is asked for goes before. Whoever sees a band can read how often it held."""
-    from hfsdk.planner.explain import PRESET_BANDS, PRESET_KEPT, Bands
+    from hfsdk.planner.runners_up import PRESET_BANDS, PRESET_KEPT, Bands
 
     assert Bands(None).of("generate") == PRESET_BANDS["generate"]
     assert Bands(None).of("update") == PRESET_BANDS["update"]
@@ -654,7 +654,7 @@ def test_bands_of_presets_are_by_kind_of_call():
 
 
 def test_calibrated_bands_are_those_of_plans():
-    from hfsdk.planner.explain import relative_errors
+    from hfsdk.planner.runners_up import relative_errors
 
     bands = {"": (0.9, 1.2), "generate.decode": (0.95, 1.02), "generate.prefill": (0.5, 1.1), "update.forward": (0.99, 1.01)}
     assert relative_errors(bands) == pytest.approx({"": 0.2, "generate": 0.5, "update": 0.01})

@@ -9,7 +9,7 @@ import pytest
 from expect import each
 
 import hfsdk as hf
-from hfsdk.planner.configs.shell_words import words_of_script
+from hfsdk.configs.command_line import words_of_script
 
 SHOW = "show() { printf '%s\\0' \"$@\"; }\n"
 

@@ -18,7 +18,7 @@ from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, check_fits, device_byte
 from hfsdk.planner.perf.setup import Setup
 from hfsdk.planner.perf.sizing import sized, sizes_alone, with_least
 from hfsdk.planner.search.search import FROM_MEMORY, Search
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 LLAMA_8B = ModelSpec.preset("llama3-8b")
 H100 = ClusterSpec.parse("1x8 H100")

@@ -114,7 +114,7 @@ def test_presets_predict_mixtures_of_experts_and_no_fit_sees_them(validate):
 
 def test_bands_of_presets_are_those_of_the_timings(validate):
     """What plans say is what the fitted side shows, and holds four of five on the other side at least, as is said beside it."""
-    from hfsdk.planner.explain import PRESET_BANDS, PRESET_KEPT
+    from hfsdk.planner.runners_up import PRESET_BANDS, PRESET_KEPT
 
     found = validate.preset_bands()
     assert PRESET_BANDS.keys() == PRESET_KEPT.keys() == found.keys()

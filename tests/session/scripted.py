@@ -19,7 +19,7 @@ from hfsdk.core.runtime import CallOutcome
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.controller.records import stored_table
 from hfsdk.engine.process.tasks import run_task
-from hfsdk.engine.simulation.simulated_runtime import SimulatedRow, SimulatedRuntime
+from hfsdk.engine.simulation.runtime import SimulatedRow, SimulatedRuntime
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.session.client import ControllerClient
 from tests.expect import until

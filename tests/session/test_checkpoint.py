@@ -13,7 +13,7 @@ import pytest
 from expect import refuses, until
 
 import hfsdk as hf
-from hfsdk.session.checkpoint import Saving
+from hfsdk.state.checkpoint import Saving
 from tests.session.scripted import ScriptedRuntime, learn, let_go_when, waits
 from tests.session.test_training import TEXTS, OneCall
 

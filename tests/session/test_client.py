@@ -16,7 +16,7 @@ from expect import refuses
 import hfsdk as hf
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.controller.controller import Controller
-from hfsdk.session.events import EventRelay
+from hfsdk.session.client import EventRelay
 from tests.session.scripted import let_go_when, waits
 
 

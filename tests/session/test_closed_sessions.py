@@ -15,8 +15,8 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.calls import queries as q
 from hfsdk.session import client
-from hfsdk.session.fetched import Fetched
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.client import Fetched
+from hfsdk.session.parts import parts_of
 from tests.session.scripted import ScriptedRuntime
 
 

@@ -13,9 +13,9 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.core.errors import WorkerDiedError
 from hfsdk.core.experiment import Experiment
-from hfsdk.session.run_record import MEASURED
-from hfsdk.session.runs_bar import Forecast, spoken
-from hfsdk.session.session_parts import parts_of
+from hfsdk.run.compare import Forecast, spoken
+from hfsdk.run.run import MEASURED
+from hfsdk.session.parts import parts_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from expect import each, refuses, until
 from served import Served, all_of, attach, connected, kept_session
 
 import hfsdk as hf
-from hfsdk.session import acceptor
+from hfsdk.kept import acceptor
 
 CROWD = """
 import resource, socket, sys

@@ -12,7 +12,7 @@ import hfsdk as hf
 from hfsdk.core.errors import ColumnError, OptionError
 from hfsdk.core.table import Table
 from hfsdk.core.turn_ends import TurnEnds
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 from tests.session.scripted import ScriptedRuntime
 
 PAIRS = {

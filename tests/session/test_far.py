@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
-from hfsdk.session.far import FarTokenizer, text_of
-from hfsdk.session.session_parts import parts_of
+from hfsdk.kept.near_cluster import FarTokenizer, text_of
+from hfsdk.session.parts import parts_of
 
 TEXTS = [f"review number {i}" for i in range(12)]
 

@@ -19,16 +19,13 @@ from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.runtime import Part, Stored
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
+from hfsdk.diagnose.first_bad import TapedUpdate, bisected, code_of, first_bad_layer, verdict_of
+from hfsdk.diagnose.step_tape import SHARE, LookBack, TapedCall
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import plan_orders
-from hfsdk.session.bad_layer import first_bad_layer
-from hfsdk.session.bad_update import TapedUpdate, bisected
-from hfsdk.session.jumps import Jumps, first_bad
-from hfsdk.session.look_back import SHARE, LookBack
-from hfsdk.session.marked_sample import code_of, verdict_of
-from hfsdk.session.run_control import RunControl
-from hfsdk.session.session_parts import parts_of
-from hfsdk.session.tape import TapedCall
+from hfsdk.run.metric_outliers import Jumps, first_bad
+from hfsdk.run.run import RunControl
+from hfsdk.session.parts import parts_of
 from hfsdk.viz.tables import first_bad_html
 from tests.session.test_health import healthy
 from tests.session.test_training import TEXTS, OneCall

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from expect import each
 
-from hfsdk.session.health import EMPTY_STEPS, LEAST_STEPS, RULES, Health
+from hfsdk.run.health import EMPTY_STEPS, LEAST_STEPS, RULES, Health
 
 
 def said(rows):

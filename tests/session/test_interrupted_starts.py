@@ -10,26 +10,17 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session import (
-    checkpoint,
-    client,
-    comparing,
-    deployment,
-    folder_lock,
-    history_log,
-    pending_save,
-    running,
-    saveable,
-    saves,
-    snapshots,
-    streams,
-    training,
-)
-from hfsdk.session.events import EventRelay
-from hfsdk.session.session_parts import parts_of
+from hfsdk.run import compare as comparing
+from hfsdk.run import run as running
+from hfsdk.run import train as training
+from hfsdk.session import client, context, placing, streams
+from hfsdk.session.client import EventRelay
+from hfsdk.session.parts import parts_of
+from hfsdk.state import checkpoint, folder_lock, history, saves, snapshots
+from hfsdk.state import checkpoint as saveable
 
-FILES = {module.__file__ for module in (training, running, deployment, snapshots, history_log, streams, comparing)}
-OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock, pending_save, saveable, saves)}
+FILES = {module.__file__ for module in (training, running, placing, snapshots, history, streams, comparing)}
+OF_SAVES = {module.__file__ for module in (checkpoint, folder_lock, context, saveable, saves)}
 
 
 class InterruptAt:

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 {old}
 shell = InteractiveShell.instance()
 for cell in (
-    "from hfsdk.session.lines import user_line\\ndef f():\\n    return user_line()",
+    "from hfsdk.session.client import user_line\\ndef f():\\n    return user_line()",
     "print(user_line(), f())",
     "x = 1\\nprint(user_line(), f())",
     "print(user_line(), f())",

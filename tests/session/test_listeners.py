@@ -6,7 +6,7 @@ import pytest
 from expect import until
 
 import hfsdk as hf
-from hfsdk.session import events
+from hfsdk.session import client
 from tests.session.scripted import waits
 
 LIMIT_S = 60
@@ -58,7 +58,7 @@ def test_a_listener_that_calls_and_waits_is_served_once_per_call(session, kind):
 
 
 def test_the_end_of_a_call_is_heard_before_the_start_of_the_next(session, monkeypatch):
-    monkeypatch.setattr(events, "BEHIND_S", LIMIT_S)
+    monkeypatch.setattr(client, "BEHIND_S", LIMIT_S)
     heard, called, gate = [], threading.Event(), threading.Event()
 
     def behind(event):
@@ -67,7 +67,7 @@ def test_the_end_of_a_call_is_heard_before_the_start_of_the_next(session, monkey
         heard.append(event["type"])
 
     def open_gate():
-        until("the second call's start to wait for the listener", lambda: waits(events.Aside.__call__) or called.is_set())
+        until("the second call's start to wait for the listener", lambda: waits(client.Aside.__call__) or called.is_set())
         gate.set()
 
     opener = threading.Thread(target=open_gate)
@@ -97,7 +97,7 @@ def test_a_start_does_not_wait_long_for_a_listener_that_hangs(session):
 
 
 def test_listeners_that_wait_on_several_threads_do_not_lock_each_other(session, monkeypatch):
-    monkeypatch.setattr(events, "BEHIND_S", 0.01)  # they are always behind
+    monkeypatch.setattr(client, "BEHIND_S", 0.01)  # they are always behind
     done = []
     stops = [session.subscribe(lambda event: done.append(calls_of(session).wait().state)) for _ in range(3)]
 

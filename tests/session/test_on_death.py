@@ -8,8 +8,8 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
-from hfsdk.session.on_death import is_death
-from hfsdk.session.saves import Saves
+from hfsdk.run.recovery import is_death
+from hfsdk.state.saves import Saves
 from hfsdk.viz.drawn import picture_of
 from tests.session.scripted import learn
 from tests.session.test_training import TEXTS, OneCall

@@ -17,10 +17,10 @@ from hfsdk.core.rows import Rows
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
-from hfsdk.session.plain_data import from_plain, to_plain
-from hfsdk.session.session_parts import parts_of
-from hfsdk.session.shared_state import RUN_SECTIONS, SECTIONS, SharedState, history_rows
-from hfsdk.session.wire import answer_bytes, answer_of, request_bytes, request_of
+from hfsdk.kept.codec import from_plain, to_plain
+from hfsdk.kept.remote_session import answer_bytes, answer_of, request_bytes, request_of
+from hfsdk.kept.shared_state import RUN_SECTIONS, SECTIONS, SharedState, history_rows
+from hfsdk.session.parts import parts_of
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from expect import each, refuses
 
 import hfsdk as hf
-from hfsdk.session.examples import Pairs
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
+from hfsdk.session.streams import Pairs
 
 TEXTS = [f"review number {i}" for i in range(10)]
 
@@ -56,7 +56,7 @@ def test_every_pass_has_all_prompts_in_an_order_of_its_own(session, actor):
 def test_the_order_depends_on_the_seed_alone(session, actor):
     one = [session.prompts(TEXTS, batch_size=4, seed=s).row_at(3) for s in range(8)]
     code = (
-        "from hfsdk.session.prompts import *\n"
+        "from hfsdk.session.streams import *\n"
         f"print([PromptStream(None, None, {TEXTS!r}, PromptOptions(batch_size=4, seed=s), 512).row_at(3) for s in range(8)])"
     )
     env = {"PYTHONHASHSEED": "77", "PATH": "/usr/bin"}

@@ -318,7 +318,7 @@ def test_watchers_hear_of_the_end_however_it_comes(session, ready, runtime, monk
         def ended(self):
             ended.append(self.run.state)
 
-    monkeypatch.setattr("hfsdk.session.training.watcher_of", Watcher)
+    monkeypatch.setattr("hfsdk.run.train.watcher_of", Watcher)
     session.train(OneCall(), ready, steps=1, progress=True)
     session.train(OneCall(), ready, steps=1, progress=False)
     runtime.failing["compute_scores"] = hf.CallError("no")

@@ -25,9 +25,9 @@ from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.core.weight_files import weight_names
-from hfsdk.session import checkpoint, checkpoint_index
-from hfsdk.session.folder_lock import LOCK, FolderLock
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
+from hfsdk.state import checkpoint, checkpoint_index
+from hfsdk.state.folder_lock import LOCK, FolderLock
 from hfsdk.viz.drawn import picture_of
 from tests.session.scripted import learn, let_go_when, waits
 
@@ -196,7 +196,7 @@ def test_threads_take_turns(session, tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from hfsdk.session.folder_lock import FolderLock
+from hfsdk.state.folder_lock import FolderLock
 lock = FolderLock(Path({folder!r}))
 lock.acquire()
 lock.note(["state-2.partial", "state-1", "../precious", "state-2"])
@@ -508,7 +508,7 @@ def test_a_damaged_file_of_weights_is_told_by_its_header(tmp_path, content, size
 def test_a_sample_of_two_million_tokens_makes_a_small_page():
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.tokens import Tokens
-    from hfsdk.viz.tokens.view import tokens_view
+    from hfsdk.viz.pictures.tokens import tokens_view
 
     n = 2_000_000
     rng = np.random.default_rng(0)
@@ -765,7 +765,7 @@ def test_an_interrupt_ends_the_waiting_for_what_runs(session, runtime, keyboard,
 
 def test_an_interrupted_turn_leaves_nothing_taken():
     """Whatever line a Ctrl-C falls on, another thread can go on."""
-    from hfsdk.session import folder_lock
+    from hfsdk.state import folder_lock
 
     for k in range(1, 30):
         turns, seen = folder_lock.Turns(), []

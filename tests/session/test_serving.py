@@ -16,9 +16,10 @@ from hfsdk import serve
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
-from hfsdk.session import keeper_requests as k
-from hfsdk.session import serving, tls, wire
-from hfsdk.session.attach import package_version
+from hfsdk.kept import remote_session, tls
+from hfsdk.kept import requests as k
+from hfsdk.kept import server as serving
+from hfsdk.kept.attach import package_version
 
 ACT, LOOK = k.Ask(1, m.Release((1,))), k.Ask(1, q.StateOf(3))
 
@@ -85,7 +86,7 @@ def session_kept(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Messages of at most this."""
-    monkeypatch.setattr(wire, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(remote_session, "MOST_BYTES", 100_000)
     return 100_000
 
 
@@ -121,15 +122,15 @@ def test_what_is_no_address_is_refused(address):
 
 
 def test_an_answer_that_is_too_large_is_an_error_of_its_question_alone(small):
-    number, reply = wire.answer_of(wire.answer_bytes(7, Reply(np.arange(20_000.0))), None)
+    number, reply = remote_session.answer_of(remote_session.answer_bytes(7, Reply(np.arange(20_000.0))), None)
     assert number == 7
     with refuses(hf.OptionError, f"{small:,}"):
         reply.unpack()
-    assert wire.answer_of(wire.answer_bytes(8, Reply(3)), None)[1].unpack() == 3
+    assert remote_session.answer_of(remote_session.answer_bytes(8, Reply(3)), None)[1].unpack() == 3
 
 
 def hello(name=NAME, **more):
-    return framed(wire.msgpack().encode({"client": "c", "version": package_version(), "name": name, "next": 1} | more))
+    return framed(remote_session.msgpack().encode({"client": "c", "version": package_version(), "name": name, "next": 1} | more))
 
 
 @each(
@@ -158,8 +159,8 @@ def test_a_kernel_that_makes_no_sense_is_told_so_and_the_others_go_on(session_ke
     [
         (framed(b"x" * 5000), "no kernel"),  # more than a hello may be
         (framed(b"x"), "no kernel"),
-        (framed(wire.msgpack().encode([1, 2])), "no kernel"),
-        (framed(wire.msgpack().encode({"version": "0", "name": NAME})), "another version"),
+        (framed(remote_session.msgpack().encode([1, 2])), "no kernel"),
+        (framed(remote_session.msgpack().encode({"version": "0", "name": NAME})), "another version"),
         (hello("none"), "there is no session"),
     ],
 )
@@ -173,7 +174,7 @@ def test_a_first_word_that_is_no_kernels_ends_the_connection_with_a_reason(sessi
 def test_another_version_is_told_before_anything_is_sent(session_kept, monkeypatch):
     with Served() as server:
         this = package_version()
-        monkeypatch.setattr("hfsdk.session.attach.package_version", lambda: "99")
+        monkeypatch.setattr("hfsdk.kept.attach.package_version", lambda: "99")
         with refuses(hf.SessionClosedError, this, "99", server.port, "nothing was sent"):
             attach(server.port)
 

@@ -16,8 +16,7 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core.batch import refs_of
-from hfsdk.core.completion import Offering
-from hfsdk.core.guided import Guided
+from hfsdk.core.hints import Guided, Offering
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.weight_files import WeightFiles
 from tests.session.scripted import ScriptedRuntime, learn

@@ -15,7 +15,7 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import ModelNotFoundError, OptionError, SimulatedValueError
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.planner.perf.perf_model import PerfModel
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "2x8 A100-80GB"

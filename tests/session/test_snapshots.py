@@ -12,11 +12,11 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.experiment import Experiment
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.keeping import Keeping
-from hfsdk.engine.simulation.simulated_runtime import SimulatedRuntime
+from hfsdk.engine.controller.snapshots import Keeping
+from hfsdk.engine.simulation.runtime import SimulatedRuntime
 from hfsdk.planner.perf.perf_model import PerfModel
-from hfsdk.session.run_record import MEASURED
-from hfsdk.session.session_parts import parts_of
+from hfsdk.run.run import MEASURED
+from hfsdk.session.parts import parts_of
 from hfsdk.viz.tables import snapshot_html
 from tests.session.scripted import waits
 

@@ -11,7 +11,7 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.core import store
 from hfsdk.core.store import StorePath
-from hfsdk.session.checkpoint_index import folder_of
+from hfsdk.state.checkpoint_index import folder_of
 from tests.session.scripted import learn
 
 fsspec = pytest.importorskip("fsspec")
@@ -157,16 +157,16 @@ def test_what_a_failed_save_could_not_remove_goes_with_the_next(simulated, memor
 
 def test_two_that_save_at_once_do_not_mix(simulated, memory, monkeypatch):
     """Another process reads the index, then this one saves, then the other one is done: its save is whole."""
-    import hfsdk.session.checkpoint as checkpoint
+    import hfsdk.state.checkpoint as checkpoint
 
-    monkeypatch.setattr("hfsdk.session.folder_lock._turns", {})
+    monkeypatch.setattr("hfsdk.state.folder_lock._turns", {})
     simulated.save(AT)
     learned(simulated, 1)
     new = checkpoint.new_state
 
     def meanwhile(root, number):
         monkeypatch.setattr(checkpoint, "new_state", new)
-        monkeypatch.setattr("hfsdk.session.folder_lock._turns", {})
+        monkeypatch.setattr("hfsdk.state.folder_lock._turns", {})
         with hf.Session.simulated("1x2 A100-80GB") as other:
             other.actor("tiny"), other.critic("tiny")
             other.save(AT)
@@ -199,8 +199,8 @@ def test_an_object_that_a_worker_put_elsewhere_is_missed(simulated, memory, monk
     sizes = StorePath.sizes
     monkeypatch.setattr(StorePath, "sizes", lambda self: {n: s for n, s in sizes(self).items() if n != "actor/simulated.json"})
     files = {"actor/simulated.json": hf.core.files.FileSum(1, 1)}
-    monkeypatch.setattr("hfsdk.engine.simulation.simulated_runtime.SimulatedRuntime.saved", lambda *_: {"simulated.json": files})
-    monkeypatch.setattr("hfsdk.session.checkpoint.save_bytes", lambda *_: b"{}")
+    monkeypatch.setattr("hfsdk.engine.simulation.runtime.SimulatedRuntime.saved", lambda *_: {"simulated.json": files})
+    monkeypatch.setattr("hfsdk.state.checkpoint.save_bytes", lambda *_: b"{}")
     with refuses(hf.CheckpointError, "incomplete", AT, "actor/simulated.json", "missing"):
         simulated.save(AT)
     assert states(memory) == []

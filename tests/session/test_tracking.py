@@ -19,7 +19,7 @@ import pytest
 from expect import each, refuses, until
 
 import hfsdk as hf
-from hfsdk.session.tracking import Tracking
+from hfsdk.run.trackers import Tracking
 
 TEXTS = [f"review number {i}" for i in range(10)]
 PACKAGES = ("tensorboard", "wandb", "mlflow")

@@ -15,9 +15,9 @@ from expect import each, refuses, until
 from served import TOKEN, Served, all_of, attach, connected, framed, kept_session, kernels_line, prove
 
 import hfsdk as hf
-from hfsdk.session.page_access import COOKIE_S, LINK_S, VISIT_S, PageAccess, PageRequest
-from hfsdk.session.remote_keeper import page_link
-from hfsdk.session.serving import ServeOptions
+from hfsdk.kept.page_access import COOKIE_S, LINK_S, VISIT_S, PageAccess, PageRequest
+from hfsdk.kept.remote_session import page_link
+from hfsdk.kept.server import ServeOptions
 
 
 @pytest.fixture

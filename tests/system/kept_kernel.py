@@ -19,7 +19,7 @@ class Kernel:
     """``kernel.run(code)`` runs statements and returns the value of the last expression as JSON has it; an error as text."""
 
     def __init__(self, state):
-        from hfsdk.engine.ray.worker_forks import ENGINES  # here: kernels that run this file may have no Ray
+        from hfsdk.engine.ray.fork_server import ENGINES  # here: kernels that run this file may have no Ray
 
         here = {name: value for name, value in os.environ.items() if name != ENGINES}  # what it starts is known by its state
         self.process = subprocess.Popen(

@@ -5,7 +5,7 @@ from system_helpers import OPENINGS, likelihood, state_of
 
 import hfsdk as hf
 from hfsdk.resharding.boxes import vllm_boxes
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 PROMPTS = [text + " " for text in OPENINGS[:4]]
 __all__ = ["PROMPTS", "at", "check_by_plan", "check_weights", "declared", "likelihood", "shadow_parameters", "trained_weights"]

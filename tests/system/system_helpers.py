@@ -10,7 +10,7 @@ import numpy as np
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 OPENINGS = [
     "the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long and too",

@@ -20,7 +20,7 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo
 from hfsdk.assets import model_folder
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 @pytest.fixture(autouse=True, scope="module")

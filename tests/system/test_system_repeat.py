@@ -4,7 +4,7 @@ from edited_saves import save_of
 from system_helpers import fingerprint, outcome, ppo_step
 
 import hfsdk as hf
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 
 def test_two_sessions_with_one_seed_are_bit_equal(live, twin):

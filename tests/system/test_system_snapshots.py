@@ -7,7 +7,7 @@ from system_helpers import OPENINGS, fingerprint, kept_states, lengths_reward, o
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
-from hfsdk.core.call_flow import Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import ComparedCall, Comparison
-from hfsdk.core.dataflow import Dataflow
+from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
 from hfsdk.core.experiment import MEASURED, Experiment
 from hfsdk.core.gap import CAUSES, Gap, GapCause, LayerGap
 from hfsdk.core.history import Branch, History, Mark
@@ -25,16 +24,15 @@ from hfsdk.core.trace import Span, Trace
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, Resident, TransportReport
-from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.run_control import RunControl
-from hfsdk.session.running import Run
-from hfsdk.viz.calibration.view import CalibrationPicture, calibration_view
+from hfsdk.run.run import Run, RunControl
+from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.explanation.view import ExplanationPicture, explanation_view
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
-from hfsdk.viz.plan.view import PlanPicture, plan_view
-from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
+from hfsdk.viz.pictures.calibration import CalibrationPicture, calibration_view
+from hfsdk.viz.pictures.explanation import ExplanationPicture, explanation_view
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
+from hfsdk.viz.pictures.plan import PlanPicture, plan_view
+from hfsdk.viz.pictures.what_if import WhatIfPicture, what_if_view
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 

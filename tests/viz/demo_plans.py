@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from hfsdk.core.alternative import Alternative, PlannedCall, PlannedMemory, Rejected
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import DeviceMemoryError
 from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement
-from hfsdk.core.plan import Plan, Searched, Turn, Workload
+from hfsdk.core.plan import Alternative, Plan, PlannedCall, PlannedMemory, Rejected, Searched, Turn, Workload
 from hfsdk.session.what_if import WhatIf
 
 GB = 10**9

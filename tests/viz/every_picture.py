@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
-from hfsdk.viz.plan.view import PlanPicture, plan_view
-from hfsdk.viz.resharding.parameter import ParameterPicture
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
+from hfsdk.viz.pictures.plan import PlanPicture, plan_view
+from hfsdk.viz.pictures.resharding import ParameterPicture
+from hfsdk.viz.pictures.what_if import WhatIfPicture, what_if_view
 from hfsdk.viz.tables import batch_html, first_bad_html, metrics_html, progress_html, session_html, sessions_html
-from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
 from tests.viz import bad_pictures as bad
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hfsdk.viz.frame import html_page
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 from tests.viz import demo, harness
 
 pytest.importorskip("playwright", reason="playwright is not installed")

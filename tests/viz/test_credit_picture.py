@@ -15,9 +15,9 @@ import hfsdk as hf
 from hfsdk.algorithms import ppo, rlmath
 from hfsdk.core.batch import Batch
 from hfsdk.core.table import Ragged, Table
-from hfsdk.viz.clip.view import MOST_EXACT, ClipPicture, clip_numbers, histogram, view_of
-from hfsdk.viz.credit.view import difference, gae
-from hfsdk.viz.tokens.tokenmath import unpack
+from hfsdk.viz.pictures.clip import MOST_EXACT, ClipPicture, clip_numbers, histogram, view_of
+from hfsdk.viz.pictures.credit import difference, gae
+from hfsdk.viz.tokenmath import unpack
 from tests.viz import token_batches as made
 
 

@@ -11,11 +11,10 @@ import pytest
 from expect import refuses
 
 import hfsdk as hf
-from hfsdk.core.call_flow import Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
-from hfsdk.core.dataflow import Dataflow
+from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
 from hfsdk.core.layout import Layout
-from hfsdk.viz.dataflow.view import DataflowPicture, DataflowView, dataflow_view
 from hfsdk.viz.frame import bytes_text
+from hfsdk.viz.pictures.dataflow import DataflowPicture, DataflowView, dataflow_view
 from tests.viz.test_frame import NASTY, check
 
 AWKWARD = "\ud800 \x00 " + NASTY + " \u202eabc 🙂"

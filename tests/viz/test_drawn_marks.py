@@ -14,9 +14,9 @@ from hfsdk.algorithms import ppo
 from hfsdk.core.batch import Batch
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span, Trace
-from hfsdk.viz.clip.view import ClipPicture, view_of
-from hfsdk.viz.memory.view import MemoryPicture, memory_view
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.clip import ClipPicture, view_of
+from hfsdk.viz.pictures.memory import MemoryPicture, memory_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 from tests.viz import token_batches as made
 
 

@@ -11,11 +11,11 @@ import hfsdk as hf
 from hfsdk.planner.perf.calibration import Calibration, Constant, Observation
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_report import Resident
-from hfsdk.viz.calibration.view import CalibrationView
-from hfsdk.viz.census.view import MOST_RANKS, CensusView
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.probe.view import MOST_SAMPLES
+from hfsdk.viz.pictures.calibration import CalibrationView
+from hfsdk.viz.pictures.census import MOST_RANKS, CensusView
+from hfsdk.viz.pictures.probe import MOST_SAMPLES
 from tests.viz import demo
 from tests.viz.test_frame import check
 

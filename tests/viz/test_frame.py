@@ -22,10 +22,10 @@ from hfsdk.core.trace import Span, Trace
 from hfsdk.viz import frame, hooks
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.modules import esm, js_literal
-from hfsdk.viz.placement.view import PlacementPicture, PlacementView, placement_view
+from hfsdk.viz.pictures.placement import PlacementPicture, PlacementView, placement_view
+from hfsdk.viz.pictures.timeline import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
-from hfsdk.viz.timeline.view import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
 from tests.viz import demo
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -338,7 +338,7 @@ for name in ("anywidget", "ipywidgets", "matplotlib", "IPython", "torch"):
     assert name not in sys.modules, name
 sys.modules["anywidget"] = None
 from hfsdk.viz.frame import LivePicture
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 from hfsdk.core.trace import Trace
 try:
     LivePicture(TimelinePicture(timeline_view(Trace.of([]))))

@@ -11,7 +11,7 @@ from expect import refuses
 import hfsdk as hf
 from hfsdk.core.gap import CAUSES, Gap, GapCause, Inside, LayerGap, is_rounding, layer_gaps, size
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.gap.view import MOST_LAYERS, GapView
+from hfsdk.viz.pictures.gap import MOST_LAYERS, GapView
 from tests.viz.test_frame import check
 
 NAN = float("nan")

@@ -8,8 +8,8 @@ from http import HTTPStatus
 
 import pytest
 
-from hfsdk.session.served_page import _html
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.kept.server import _html
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
 from tests.session.served import Served, kept_session
 from tests.viz import demo, harness
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import hfsdk as hf
-from hfsdk.viz.dashboard.view import DashboardPicture, dashboard_view
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.what_if.view import WhatIfPicture, what_if_view
+from hfsdk.viz.pictures.dashboard import DashboardPicture, dashboard_view
+from hfsdk.viz.pictures.what_if import WhatIfPicture, what_if_view
 from tests.viz import demo, demo_plans
 from tests.viz.bad_pictures import rows_of, run_of
 from tests.viz.page import Page

@@ -11,7 +11,7 @@ import pytest
 
 from hfsdk.viz import frame
 from hfsdk.viz.frame import LivePicture
-from hfsdk.viz.timeline.view import TimelinePicture, timeline_view
+from hfsdk.viz.pictures.timeline import TimelinePicture, timeline_view
 from tests.viz import demo
 
 comm = pytest.importorskip("comm")

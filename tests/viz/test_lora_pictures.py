@@ -11,11 +11,11 @@ import pytest
 import hfsdk as hf
 from hfsdk.resharding.census import Census
 from hfsdk.resharding.reshard_report import Resident
-from hfsdk.viz.census.view import CensusView
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import Picture
-from hfsdk.viz.memory.view import MemoryView
-from hfsdk.viz.placement.cards import PlacementView
+from hfsdk.viz.pictures.census import CensusView
+from hfsdk.viz.pictures.memory import MemoryView
+from hfsdk.viz.pictures.placement import PlacementView
 from tests.viz.test_frame import check
 
 

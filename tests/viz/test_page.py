@@ -20,11 +20,11 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Trace
-from hfsdk.session.memory_use import MemoryUse
-from hfsdk.viz.clip.view import ClipPicture, view_of
+from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text, seconds_text
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.viz.pictures.clip import ClipPicture, view_of
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
 from tests.viz.bad_pictures import held_trace, rows_of, run_of

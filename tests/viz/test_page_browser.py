@@ -15,10 +15,10 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
-from hfsdk.session.memory_use import MemoryUse
+from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import html_page
-from hfsdk.viz.placement.view import PlacementPicture, placement_view
+from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
 from hfsdk.viz.report import write_report
 from tests.viz import demo, demo_plans, harness
 from tests.viz import token_batches as made

@@ -19,9 +19,9 @@ import hfsdk as hf
 from hfsdk.core.errors import DeviceMemoryError, LayoutError, OptionError
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.modules import esm
-from hfsdk.viz.plan.view import PlanView, plan_view
-from hfsdk.viz.what_if import view as what_if_module
-from hfsdk.viz.what_if.view import WhatIfView, what_if_view
+from hfsdk.viz.pictures import what_if as what_if_module
+from hfsdk.viz.pictures.plan import PlanView, plan_view
+from hfsdk.viz.pictures.what_if import WhatIfView, what_if_view
 from tests.viz import demo_plans
 from tests.viz.test_frame import check
 

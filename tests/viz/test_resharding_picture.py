@@ -16,14 +16,14 @@ from hfsdk.resharding.proof import Proof, Witness, WrongBox
 from hfsdk.resharding.reshard_plan import ReshardPlan
 from hfsdk.resharding.reshard_report import ReshardReport, TransportReport
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.resharding.parameter import ParameterPicture
-from hfsdk.viz.resharding.view import (
+from hfsdk.viz.pictures.resharding import (
     BOX_RANKS,
     COPIED,
     IN_PLACE,
     MOST_RANKS,
     NETWORK,
     SAME_NODE,
+    ParameterPicture,
     ReshardView,
     reshard_view,
 )

@@ -18,15 +18,14 @@ from hfsdk.core.layout import Layout
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.trace import Span, Trace
-from hfsdk.session.memory_use import MemoryUse
-from hfsdk.session.run_control import RunControl
-from hfsdk.session.running import Run
-from hfsdk.viz.comparison.view import ComparisonView
-from hfsdk.viz.dashboard.view import MOST_POINTS, DashboardView, dashboard_view
+from hfsdk.run.run import Run, RunControl
+from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.memory.view import MemoryView
-from hfsdk.viz.timeline.view import TimelineView, timeline_view
+from hfsdk.viz.pictures.comparison import ComparisonView
+from hfsdk.viz.pictures.dashboard import MOST_POINTS, DashboardView, dashboard_view
+from hfsdk.viz.pictures.memory import MemoryView
+from hfsdk.viz.pictures.timeline import TimelineView, timeline_view
 from tests.viz import demo
 from tests.viz.bad_pictures import HOSTILE, control_of, drained_trace, held_trace, rows_of, run_of
 from tests.viz.test_frame import check

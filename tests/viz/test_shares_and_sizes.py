@@ -4,7 +4,7 @@ import pytest
 
 from hfsdk.core.trace import Span, Trace
 from hfsdk.viz.frame import bytes_text
-from hfsdk.viz.timeline.view import timeline_view
+from hfsdk.viz.pictures.timeline import timeline_view
 
 
 def test_bytes_are_in_the_unit_that_leaves_three_digits():

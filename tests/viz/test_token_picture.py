@@ -20,10 +20,8 @@ from hfsdk.core.batch import Batch
 from hfsdk.core.table import Ragged
 from hfsdk.core.tokens import MOST_TOKENS, SHOWN_TOKENS
 from hfsdk.session.tokenizer import StandInTokenizer
-from hfsdk.viz import hooks
-from hfsdk.viz.tokens import tokenmath
-from hfsdk.viz.tokens.fields import clipped_tokens, field_values
-from hfsdk.viz.tokens.view import TokensPicture, sample_text, tokens_view, visible
+from hfsdk.viz import hooks, tokenmath
+from hfsdk.viz.pictures.tokens import TokensPicture, clipped_tokens, field_values, sample_text, tokens_view, visible
 from tests.viz import token_batches as made
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -14,7 +14,7 @@ from expect import each, refuses, until
 
 import hfsdk as hf
 from hfsdk.core.errors import OptionError
-from hfsdk.session.running import Run
+from hfsdk.run.run import Run
 from hfsdk.viz.drawn import picture_of
 from tests.viz import demo, demo_plans
 from tests.viz.bad_pictures import PICTURES, control_of, rows_of
@@ -89,7 +89,7 @@ def test_sliders_are_answered(session: hf.Session) -> None:
 
 def test_what_a_page_sets_is_kept_only_where_the_picture_has_a_control_for_it(monkeypatch: Any) -> None:
     """Until it is answered; a page, or what somebody put into it, could send names without end."""
-    from hfsdk.viz.what_if.view import LiveWhatIf
+    from hfsdk.viz.pictures.what_if import LiveWhatIf
 
     monkeypatch.setattr(LiveWhatIf, "_answer_all", lambda live: None)
     live = LiveWhatIf(demo_plans.what_if(), in_output=False)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hfsdk.core.call_flow import Call, CallFlow
+from hfsdk.core.dataflow import Call, CallFlow
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import SessionClosedError
 from hfsdk.core.runtime import Progress, Runtime
-from hfsdk.engine.controller.answers import Live
-from hfsdk.engine.controller.closing import WAIT_S, Closing
-from hfsdk.engine.controller.ledger import Ledger
-from hfsdk.engine.controller.records import CallRecord
+from hfsdk.engine.controller.call_queue import WAIT_S, Closing
+from hfsdk.engine.controller.queries import Live
+from hfsdk.engine.controller.records import CallRecord, Ledger
 
 
 class Announcer:

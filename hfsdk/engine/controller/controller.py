@@ -23,7 +23,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from hfsdk.core.call_events import Listener
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
     ColumnError,
@@ -45,15 +45,21 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.calls.host_memory import HostRoom, needed_by_node, rooms
 from hfsdk.engine.controller.announcer import Announcer, Monitor
-from hfsdk.engine.controller.answers import Answers
-from hfsdk.engine.controller.closing import Closing
+from hfsdk.engine.controller.call_queue import Closing, Lane
 from hfsdk.engine.controller.execution import Execution, where
-from hfsdk.engine.controller.flows import column_bytes
-from hfsdk.engine.controller.homes import Homes
-from hfsdk.engine.controller.lane import Lane
-from hfsdk.engine.controller.ledger import Ledger
-from hfsdk.engine.controller.records import FINISHED, CallRecord, RoleRecord, raised, source_of, stored_table
-from hfsdk.engine.controller.steps import Steps
+from hfsdk.engine.controller.queries import Answers
+from hfsdk.engine.controller.records import (
+    FINISHED,
+    CallRecord,
+    Ledger,
+    RoleRecord,
+    Steps,
+    column_bytes,
+    raised,
+    source_of,
+    stored_table,
+)
+from hfsdk.engine.controller.role_placement import Homes
 from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 TASKS = "tasks"

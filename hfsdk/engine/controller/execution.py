@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hfsdk.core.arguments import NO_ARGUMENTS
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import (
     CallCancelledError,
     CallError,
@@ -28,11 +28,19 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import check_aligned, mesh_of, plan_orders, task_order
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.announcer import Announcer
-from hfsdk.engine.controller.closing import WAIT_S, Closing
-from hfsdk.engine.controller.flows import Reads, column_bytes, weights_taken
-from hfsdk.engine.controller.homes import Homes
-from hfsdk.engine.controller.ledger import Ledger
-from hfsdk.engine.controller.records import FINISHED, CallRecord, RoleRecord, raised, tokens_of
+from hfsdk.engine.controller.call_queue import WAIT_S, Closing
+from hfsdk.engine.controller.records import (
+    FINISHED,
+    CallRecord,
+    Ledger,
+    Reads,
+    RoleRecord,
+    column_bytes,
+    raised,
+    tokens_of,
+    weights_taken,
+)
+from hfsdk.engine.controller.role_placement import Homes
 from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 MOST_FLOWS = 256

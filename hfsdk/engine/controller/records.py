@@ -5,28 +5,30 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from hfsdk.core.builtin import SEQUENCES
-from hfsdk.core.call_flow import Call, CallFlow, CallRun
 from hfsdk.core.checks import shown
+from hfsdk.core.dataflow import MOST_RANKS, Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
 from hfsdk.core.errors import CallError, ColumnError, LayoutError
 from hfsdk.core.layout import Mesh
 from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Bundle, Kept, Part, RoleState, Stored, Weights
-from hfsdk.core.table import Ragged, Table, kind_of
-from hfsdk.core.trace import Span
+from hfsdk.core.runtime import Bundle, Kept, Order, Part, RoleState, Stored, Weights
+from hfsdk.core.table import Array, Ragged, Table, kind_of
+from hfsdk.core.trace import KEPT_STEPS, Span
 from hfsdk.core.unscored import unscored_or_none
+from hfsdk.engine.calls.dispatch import one_array_each
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.engine.calls.queries import Change
 from hfsdk.engine.calls.rerun import Rerun
-from hfsdk.engine.controller.flows import Reads
-from hfsdk.engine.controller.lineage import Version
 
 FINISHED = ("done", "failed", "cancelled")
 
@@ -319,3 +321,415 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
         if ref is not None and lengths is not None:
             total += int((lengths if ref.rows is None else lengths[ref.rows]).sum())
     return total
+
+
+# ``Ledger``: the calls that the controller remembers, and what it keeps of the others.
+#
+# A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
+# steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
+# only while it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where
+# the user trained by hand, one :class:`~hfsdk.engine.calls.queries.Change` for the history::
+#
+#     step   0 ........ 149 | 150 ................... 199 |
+#            changes by hand | calls, spans, dataflow      |  <- now
+#            calls that a live batch refers to
+
+MOST_CALLS = 10_000
+"""Beyond these the oldest go, whatever step they are of."""
+
+
+class Ledger:
+    """See the module's text. Whoever adds or prunes holds the controller's lock; anyone may look."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, CallRecord] = {}
+        self._changes: list[Change] = []
+        self._in_rows: set[int] = set()
+        """Calls of steps that have a row of their own in the history, while they are kept."""
+        self.first_step = 0
+        """The oldest step whose calls are all kept; of the one that runs, those beyond :data:`MOST_CALLS` are not."""
+        self._look_at = MOST_CALLS
+
+    def add(self, record: CallRecord) -> None:
+        """Remember a call."""
+        self._records[record.call.id] = record
+        if len(self._records) > self._look_at:
+            old = list(self._records.values())[: -MOST_CALLS // 2]
+            self._let_go(old)
+            self.first_step = max(self.first_step, min(old[-1].call.step + 1, record.call.step))
+            self._look_at = max(MOST_CALLS, len(self._records) + MOST_CALLS // 4)  # not at each call, where all are held
+
+    def find(self, call_id: int) -> CallRecord | None:
+        """Return a call, ``None`` where it is not kept any more."""
+        return self._records.get(call_id)
+
+    def __getitem__(self, call_id: int) -> CallRecord:
+        """Return a call.
+
+        Raises:
+            ColumnError: it is not kept any more.
+        """
+        record = self._records.get(call_id)
+        if record is None:
+            raise ColumnError(
+                f"call {call_id} is no longer kept: nothing referred to what it wrote, and a session keeps the calls of its last "
+                f"{KEPT_STEPS} steps. Run it again."
+            )
+        return record
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        """Go through the calls as they are now, in the order they were submitted in; without the controller's lock."""
+        return iter(list(self._records.values()))
+
+    def of_step(self, step: int | None) -> list[CallRecord]:
+        """Return the calls of a step; ``None`` is all that are kept."""
+        return [record for record in self if step in (None, record.call.step)]
+
+    def in_row(self, call_ids: Sequence[int]) -> None:
+        """Note calls whose step has a row of its own: the history tells of them there."""
+        self._in_rows.update(call_id for call_id in call_ids if call_id in self._records)
+
+    def changes(self) -> list[Change]:
+        """Return what changed weights outside of steps with a row of their own, in the order of submission."""
+        kept = [r.change for r in self if r.made is not None and r.call.id not in self._in_rows]
+        return sorted([*self._changes, *kept], key=lambda change: change.call_id)
+
+    def begin_step(self, step: int) -> None:
+        """A step begins: let go what is too old and not needed."""
+        self.first_step = max(self.first_step, step - KEPT_STEPS + 1)
+        self._let_go([record for record in self._records.values() if record.call.step < self.first_step])
+
+    def _let_go(self, old: Sequence[CallRecord]) -> None:
+        """Forget those of some calls that are over and that nobody needs."""
+        under_way = [record for record in self._records.values() if not _over(record)]
+        needed = {call_id for record in under_way for call_id in record.call.inputs}
+        for record in old:
+            if not _over(record) or record.call.id in needed or not record.unasked:
+                continue
+            if record.made is not None and record.call.id not in self._in_rows:
+                self._changes.append(record.change)
+            del self._records[record.call.id]
+            self._in_rows.discard(record.call.id)
+
+
+def _over(record: CallRecord) -> bool:
+    return record.state in (*FINISHED, "lost")
+
+
+# What a planned call reads of whom, counted from its orders: rows and bytes by rank and object, without a look at values.
+
+MOST_RUNS = 8
+"""Row numbers are told in at most so many runs."""
+
+
+def transfers_of(
+    request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False
+) -> tuple[Transfer, ...]:
+    """Return what the ranks of a call (or a CPU task's process) read, by the call that wrote it.
+
+    Ranks with the same rows have the same picks, and are counted once.
+    """
+    return Reads(request, orders, stored, task=task).transfers
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Ranks with the same rows, and what they pick: (columns, numbers of the parts, rows in each)."""
+
+    ranks: tuple[int | None, ...]
+    picks: tuple[tuple[Mapping[str, str], tuple[int, ...], tuple[Array, ...]], ...]
+
+
+class Reads:
+    """What a planned call reads, counted when somebody looks: most calls' is never looked at.
+
+    It holds row numbers and lengths, no handle: the objects that are read may be freed meanwhile.
+    """
+
+    def __init__(self, request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False) -> None:
+        self._sources = {name: ref.call_id for name, ref in request.inputs.items()}
+        numbers: dict[int, int] = {}
+        for one in stored.values():
+            numbers.update(one.numbers)
+        ranks: dict[int, list[int | None]] = {}
+        first: dict[int, Order] = {}
+        for rank, (rows, order) in enumerate(zip(one_array_each([order.rows for order in orders]), orders, strict=True)):
+            ranks.setdefault(id(rows), []).append(None if task else rank)
+            first.setdefault(id(rows), order)
+        self._groups = [
+            _Group(tuple(ranks[key]), tuple(
+                (pick.columns, tuple(numbers[id(handle)] for handle in pick.handles), pick.local_rows) for pick in order.picks
+            ))
+            for key, order in first.items()
+        ]  # fmt: skip
+        read = {self._sources[next(iter(columns))] for group in self._groups for columns, _, _ in group.picks}
+        self._stored = {call_id: one.without_handles for call_id, one in stored.items() if call_id in read}
+        self._more: tuple[Transfer, ...] = ()
+
+    def add(self, transfer: Transfer) -> None:
+        """Note something that was counted otherwise."""
+        self._more += (transfer,)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """One for every call that is read from."""
+        return self._counted + self._more
+
+    @cached_property
+    def _counted(self) -> tuple[Transfer, ...]:
+        readings: dict[int, _Reading] = {}
+        for group in self._groups:
+            shares: dict[int, dict[int, Piece]] = {}
+            for columns, numbers, local_rows in group.picks:
+                source = self._sources[next(iter(columns))]
+                if source not in readings:
+                    readings[source] = _Reading(source, self._stored[source], tell_rows=len(self._groups) <= MOST_RANKS)
+                readings[source].add(columns, numbers, local_rows, shares.setdefault(source, {}))
+            for source, pieces in shares.items():
+                readings[source].shares.append(Share(group.ranks, tuple(pieces.values())))
+        return tuple(reading.transfer() for reading in readings.values())
+
+
+def column_bytes(stored: Stored) -> dict[str, int]:
+    """Return the bytes of the values of every column."""
+    return {name: round(float(_row_bytes(info, stored.num_rows).sum())) for name, info in stored.columns.items()}
+
+
+def weights_taken(source: int, bundles: Sequence[Bundle]) -> Transfer:
+    """Return what a shadow's ranks took over of a trained role's weights: who had which object for whom."""
+    ranks = sorted({bundle.source for bundle in bundles})
+    holders = tuple(Holder(rank, 0, sum(b.num_bytes for b in bundles if b.source == rank)) for rank in ranks)
+    taken: dict[int, dict[int, int]] = {}
+    for bundle in bundles:
+        for target in bundle.targets:
+            mine = taken.setdefault(target, {})
+            mine[bundle.source] = mine.get(bundle.source, 0) + bundle.num_bytes
+    shares = tuple(
+        Share((target,), tuple(Piece(ranks.index(rank), 0, count, "") for rank, count in sorted(mine.items())))
+        for target, mine in sorted(taken.items())
+    )
+    return Transfer(source, ("weights",), (sum(h.num_bytes for h in holders),), holders, shares, "weights")
+
+
+class _Reading:
+    """What is read of one stored call, while it is counted."""
+
+    def __init__(self, source: int, stored: Stored, *, tell_rows: bool) -> None:
+        self.source, self.stored, self._tell_rows = source, stored, tell_rows
+        self.shares: list[Share] = []
+        self._sets: dict[tuple[tuple[str, str], ...], tuple[Array, Array]] = {}
+        """Columns that are read together -> bytes of every row, and which rows are read."""
+
+    def add(
+        self, columns: Mapping[str, str], numbers: Sequence[int], local_rows: Sequence[Array], pieces: dict[int, Piece]
+    ) -> None:
+        """Count one pick of a group of ranks."""
+        key = tuple(columns.items())
+        if key not in self._sets:
+            size = sum((self._row_bytes(stored) for _, stored in key), np.zeros(self.stored.num_rows))
+            self._sets[key] = size, np.zeros(self.stored.num_rows, dtype=bool)
+        size, wanted = self._sets[key]
+        for number, local in zip(numbers, local_rows, strict=True):
+            rows = self.stored.parts[number].rows[local]
+            if not len(rows):
+                continue
+            wanted[rows] = True
+            piece = Piece(number, len(rows), round(float(size[rows].sum())), _runs(rows) if self._tell_rows else "")
+            pieces[number] = piece if number not in pieces else _both(pieces[number], piece)
+
+    def _row_bytes(self, name: str) -> Array:
+        return _row_bytes(self.stored.columns.get(name), self.stored.num_rows)
+
+    def transfer(self) -> Transfer:
+        """Return what was counted."""
+        holders = tuple(Holder(part.rank, len(part.rows), part.num_bytes) for part in self.stored.parts)
+        sizes = {
+            name: round(float(self._row_bytes(stored)[wanted].sum()))
+            for columns, (_, wanted) in self._sets.items() for name, stored in columns
+        }  # fmt: skip
+        return Transfer(self.source, tuple(sizes), tuple(sizes.values()), holders, tuple(self.shares))
+
+
+def _both(a: Piece, b: Piece) -> Piece:
+    """Add up columns that have rows of their own (``batch.take`` of some) and come out of the same object."""
+    more = a if a.rows >= b.rows else b
+    return Piece(a.holder, more.rows, a.num_bytes + b.num_bytes, more.which)
+
+
+def _row_bytes(info: ColumnInfo | None, num_rows: int) -> Array:
+    """Return the bytes of every row of a column; of a text the mean. A column that was not written has none."""
+    if info is None:
+        return np.zeros(num_rows)
+    if info.dtype == "text":
+        return np.full(num_rows, info.num_bytes / max(1, num_rows))
+    size = np.dtype(info.dtype).itemsize
+    lengths = np.ones(num_rows) if info.lengths is None else info.lengths
+    return np.asarray(lengths * float(size))
+
+
+def _runs(rows: Array) -> str:
+    """Return row numbers as text, e.g. ``"0-3, 7"``."""
+    ordered = np.sort(rows)
+    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 2) != 1)
+    ends = np.append(starts[1:], len(ordered)) - 1
+    runs = list(zip(ordered[starts[:MOST_RUNS]].tolist(), ordered[ends[:MOST_RUNS]].tolist(), strict=True))
+    return _ranges(runs) + "…" * (len(starts) > MOST_RUNS)
+
+
+def _ranges(runs: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
+
+
+# ``Steps``: which step of the trace a call is of.
+
+
+class Steps:
+    """Counts steps: a generation after learning begins the next one, and so does the first call after :meth:`end`.
+
+    Attributes:
+        number: of the current step.
+    """
+
+    def __init__(self, begun: Callable[[int], None]) -> None:
+        self.number = 0
+        self._begun = begun
+        self._learned = False
+        """Whether something was learned since the last generation."""
+        self._ended = False
+
+    @property
+    def upcoming(self) -> int:
+        """The number that a step has which begins now."""
+        return self.number + self._learned
+
+    def end(self, least: int = 0) -> None:
+        """The next call is of another step, if something was learned in this one; its number is at least ``least``."""
+        self._ended = True
+        if self.number < least:
+            self._begin(least)
+            self._learned = False
+
+    def note(self, phase: str) -> None:
+        """A call of a phase is submitted."""
+        if phase == "generation" or (self._ended and phase in ("preparation", "learning")):
+            if self._learned:
+                self._begin(self.number + 1)
+            self._learned = self._ended = False
+        self._learned = self._learned or phase == "learning"
+
+    def _begin(self, number: int) -> None:
+        self.number = number
+        self._begun(number)
+
+
+# Which weights a call saw, and which of them today's weights descend from.
+#
+# Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is trained
+# from there on belongs to another branch::
+#
+#     main      v1 -- v2 -- v3 -- v4 -- v5           a batch generated at v4 is of the branch main ...
+#                      \
+#     kl 0.1            '-- v6 -- v7                 ... and stale for v7, which comes from v2: a batch of v1 or v2 is not
+#
+# Pure bookkeeping: no weights, no processes.
+
+MAIN = "main"
+"""The branch of a session that was never rewound."""
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """A stretch of a role's versions, each made from the one before; a rewind begins another.
+
+    A version knows its line and not the version before it, so that those nobody refers to any more are gone: a run of a million
+    updates is one line.
+    """
+
+    start: Version | None = None
+    """The version of another line that it left; ``None`` for the initial weights'."""
+    apart: bool = False
+    """Whether its weights are not made of those of ``start``, but were loaded, or are the initial ones again."""
+    last: int = 0
+    """Number of its latest version."""
+
+
+@dataclass(eq=False, slots=True)
+class Version:
+    """One state of a role's weights."""
+
+    role: str
+    number: int
+    """Grows with every version of any role, so a version's ancestors have smaller ones."""
+    branch: str
+    line: Line
+    num_updates: int = 0
+    """Optimizer steps that the weights have seen; exact once the call that makes the version is over."""
+    origin: int = 0
+    """Number of the role's first version: another role of the same name begins anew."""
+
+    def ancestors(self) -> Iterator[Version]:
+        """Yield of every line that this version comes from the latest version that it does: itself, then where lines were left."""
+        version: Version | None = self
+        while version is not None:
+            yield version
+            version = version.line.start
+
+    def descends_from(self, other: Version) -> bool:
+        """Whether ``other`` is this version or one that it comes from."""
+        return any(version.line is other.line and other.number <= version.number for version in self.ancestors())
+
+    def made_of(self, other: Version) -> bool:
+        """Whether its weights are those of ``other``, or were trained from them."""
+        for version in self.ancestors():
+            if version.line is other.line:
+                return other.number <= version.number
+            if version.line.apart:
+                return False
+        return False
+
+    def shared_with(self, other: Version) -> Version | None:
+        """Return the latest version that both come from."""
+        theirs = {id(version.line): version for version in other.ancestors()}
+        for mine in self.ancestors():
+            found = theirs.get(id(mine.line))
+            if found is not None:
+                return min(mine, found, key=lambda version: version.number)
+        return None
+
+
+class Lineage:
+    """Makes versions and says which are stale.
+
+    Attributes:
+        branch: what is trained now belongs to it.
+    """
+
+    def __init__(self) -> None:
+        self.branch = MAIN
+        self._made = 0
+
+    def first(self, role: str) -> Version:
+        """Return the version of a role's initial weights."""
+        self._made += 1
+        return Version(role, self._made, self.branch, Line(last=self._made), origin=self._made)
+
+    def next(self, version: Version, num_updates: int, *, apart: bool = False) -> Version:
+        """Return the version that a change makes of another, after so many optimizer steps in all.
+
+        Where its weights come from elsewhere (``apart``) what was written before is not stale, but no older state is behind them.
+        """
+        self._made += 1
+        goes_on = not apart and version.line.last == version.number
+        line = version.line if goes_on else Line(version, apart)
+        line.last = self._made
+        return Version(version.role, self._made, self.branch, line, num_updates, version.origin)
+
+    @staticmethod
+    def stale(seen: Iterable[Version], now: Iterable[Version]) -> tuple[Version, Version] | None:
+        """Return a version that was seen and the one of the same role now that does not come from it; ``None`` is all well."""
+        heads = {version.origin: version for version in now}
+        for version in sorted(seen, key=lambda version: version.number):
+            head = heads.get(version.origin)
+            if head is not None and not head.descends_from(version):
+                return version, head
+        return None

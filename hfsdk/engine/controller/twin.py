@@ -18,7 +18,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.controller import Controller
-from hfsdk.engine.simulation.simulated_runtime import CostQuestion, SimulatedRuntime
+from hfsdk.engine.simulation.runtime import CostQuestion, SimulatedRuntime
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hfsdk.core.arguments import ToShadow
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallCancelledError, DependencyError
 from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.placement import Pool
 from hfsdk.core.protocol import ONE_TO_ALL
 from hfsdk.core.runtime import Runtime, Taker, Weights
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.closing import WAIT_S, Closing
-from hfsdk.engine.controller.homes import Homes
+from hfsdk.engine.controller.call_queue import WAIT_S, Closing
 from hfsdk.engine.controller.records import CallRecord, Meeting, RoleRecord, Sync
+from hfsdk.engine.controller.role_placement import Homes
 
 
 class WeightSyncs:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.errors import WeightMismatchError
-from hfsdk.engine.process import gpus, heap
+from hfsdk.engine.process import gpus, malloc_settings
 
 if TYPE_CHECKING:
     import torch
@@ -368,7 +368,7 @@ class CpuWeights:
             self.probe_s += time.perf_counter() - begun
         self._num_packed += 1
         if self._num_packed % GIVE_BACK_EVERY == 1:  # the first time those that vLLM was built with, piece by piece
-            heap.give_back()
+            malloc_settings.give_back()
         if wrong:
             names = [name.removesuffix(".base_layer") for name, module in self._model.named_modules() if id(module) in wrong]
             raise WeightMismatchError(

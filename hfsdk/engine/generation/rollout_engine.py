@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from hfsdk.assets.pretrained import not_taken
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, UnsupportedModelError
-from hfsdk.core.hf_config import only_read
 from hfsdk.core.lora import LoRA
 from hfsdk.core.roles import RolloutOptions
 from hfsdk.core.rollout_sizes import (
@@ -28,13 +27,14 @@ from hfsdk.core.rollout_sizes import (
     cache_bytes,
     context_tokens,
 )
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import ModelSpec, only_read
 from hfsdk.core.turn_ends import TurnEnds
 from hfsdk.core.untrusted import private_copy
 from hfsdk.core.weight_files import WEIGHTS, WeightFiles
 from hfsdk.core.whole_folders import check_model_weights
-from hfsdk.engine.generation import adapter_slots, vllm_sleep
 from hfsdk.engine.generation import cpu_support_vllm as cpu
+from hfsdk.engine.generation import lora as adapter_slots
+from hfsdk.engine.generation import vllm_sleep
 from hfsdk.engine.process import gpus, plain_objects, startup
 from hfsdk.resharding.boxes import vllm_boxes
 

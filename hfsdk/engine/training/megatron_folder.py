@@ -16,11 +16,10 @@ from safetensors.torch import save_file
 
 from hfsdk.core.errors import CheckpointError, ModelNotFoundError
 from hfsdk.core.files import existing_parent, why_unwritten
-from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Coordinates
 from hfsdk.core.lora import ADAPTER_CONFIG, PEFT, A, AdapterSpec, B, LoRA
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import SCALAR_HEAD_NAMES, ModelSpec
 from hfsdk.core.tokenizer_files import COMPANIONS, NAMED_TEMPLATES, TOKENIZER_CONFIG, named_templates
 from hfsdk.core.untrusted import changed_json, has_file, json_bytes, read_file, read_json, shown_reason, where
 from hfsdk.core.weight_files import ADAPTER_WEIGHTS, WEIGHTS, WeightFiles

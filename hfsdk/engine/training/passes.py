@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import forward_backward_pipelining_without_interleaving
 
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.errors import CallError, OptionError
@@ -20,8 +25,7 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.process.tasks import user_traceback
 from hfsdk.engine.training import megatron_sequence
-from hfsdk.engine.training.kept_tokens import KeptTokens, keep
-from hfsdk.engine.training.loss_io import (
+from hfsdk.engine.training.loss import (
     Loss,
     ModelInput,
     ModelOutput,
@@ -34,8 +38,7 @@ from hfsdk.engine.training.loss_io import (
     with_temperature,
 )
 from hfsdk.engine.training.megatron_groups import RoleGroups
-from hfsdk.engine.training.megatron_pipeline import Pipeline
-from hfsdk.engine.training.vocab_parallel import log_probs_and_entropy
+from hfsdk.engine.training.vocab_parallel import KeptTokens, keep, log_probs_and_entropy
 
 
 class Passes:
@@ -250,3 +253,235 @@ def _finish(
     out: torch.Tensor,
 ) -> torch.Tensor | None:
     return finish(*pairs[number], out)
+
+
+# Micro-batches through a role's model: straight through, or through pipeline stages by Megatron's 1F1B schedule.
+#
+# With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
+#
+#     stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
+#     stage 1   .. F1 B1 F2 B2 F3 B3
+#
+# A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
+# keeps the error and returns a loss of zero, as for all micro-batches after it.
+#
+# Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
+# micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
+
+Finish = Callable[[int, torch.Tensor], torch.Tensor | None]
+"""``finish(i, out)`` takes micro-batch ``i``'s logits or values and, when training, returns its part of the loss."""
+
+CHUNK = 4
+"""Micro-batches per pipeline stage between two safe points: more fill the pipeline better, fewer stop sooner."""
+
+
+class Pipeline:
+    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks."""
+
+    def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder, overlap: Overlap | None = None) -> None:
+        self._model, self._groups, self._recorder, self._overlap = model, groups, recorder, overlap
+        self._config: Any = model.config
+        self._communicator = _Exchange(groups, model.config) if groups.pp_size > 1 else None
+
+    @property
+    def chunk(self) -> int:
+        """Micro-batches to give :meth:`run` at once."""
+        return 1 if self._communicator is None else CHUNK * self._groups.pp_size
+
+    def run(self, inputs: Sequence[ModelInput], finish: Finish, *, train: bool, first: int = 0, reduce: bool = False) -> None:
+        """Pass micro-batches forward and, with ``train``, their losses backward; ``finish`` runs on the last stage.
+
+        ``first`` is the number of the first of them in the whole pass, for spans. With ``reduce`` the last backward pass is the
+        last before an optimizer step, and gradients are summed over dp meanwhile where that is overlapped; ranks say so alike.
+        """
+        overlap = self._overlap if train and reduce else None
+        if overlap is not None:
+            overlap.begin()
+        with torch.set_grad_enabled(train):
+            try:
+                if self._communicator is None:
+                    self._straight(inputs, finish, train, first, overlap)
+                elif inputs:
+                    self._staged(inputs, finish, train, first, overlap)
+            finally:
+                if overlap is not None:
+                    overlap.start_rest()
+
+    def _straight(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None) -> None:
+        for i, micro in enumerate(inputs):
+            with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
+                part = finish(i, self._model(*micro.arguments))
+            if train and part is not None:
+                meanwhile = overlap.last_backward() if overlap is not None and micro is inputs[-1] else nullcontext()
+                with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i), meanwhile:
+                    part.backward()
+
+    def _staged(self, inputs: Sequence[ModelInput], finish: Finish, train: bool, first: int, overlap: Overlap | None) -> None:
+        assert self._communicator is not None
+        self._communicator.expect([len(micro.tokens_T) for micro in inputs])
+
+        def forward_step(numbered: Any, model: Any) -> tuple[torch.Tensor, Callable[..., Any]]:
+            i, micro = next(numbered)
+
+            def loss(out: torch.Tensor, non_loss_data: bool = False) -> Any:
+                part = finish(i, out)
+                return None if non_loss_data else (part, torch.zeros((), dtype=torch.int), None)
+
+            return model(*micro.arguments), loss
+
+        tokens = sum(micro.num_tokens for micro in inputs) // len(inputs)
+        self._config.timers = _SpanTimers(self._recorder, tokens, first)
+        self._config.no_sync_func = overlap.before_last if overlap is not None else None
+        try:
+            forward_backward_pipelining_without_interleaving(
+                forward_step_func=forward_step, data_iterator=enumerate(inputs), model=self._model,
+                num_microbatches=len(inputs), seq_length=1, micro_batch_size=1, forward_only=not train,
+                collect_non_loss_data=not train, p2p_communicator=self._communicator,
+                pg_collection=self._groups.collection(),
+            )  # fmt: skip
+        finally:
+            self._config.timers = self._config.no_sync_func = None
+
+
+class _Exchange(P2PCommunicator):
+    """Megatron's exchange between stages, which is told how many tokens come next."""
+
+    def __init__(self, groups: RoleGroups, config: Any) -> None:
+        super().__init__(groups.pp, config)
+        self._cut = groups.tp_size if config.sequence_parallel else 1
+        self._forward: Iterator[int] = iter(())
+        self._backward: Iterator[int] = iter(())
+
+    def expect(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of each micro-batch: a schedule receives hidden states in their order, and gradients too."""
+        lengths = [count // self._cut for count in tokens]
+        self._forward, self._backward = iter(lengths), iter(lengths)
+
+    def _communicate_shapes(
+        self, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
+    ) -> tuple[list[int], list[int]]:
+        previous, following = next(self._forward) if recv_prev else 0, next(self._backward) if recv_next else 0
+        return [previous, 1, self.config.hidden_size], [following, 1, self.config.hidden_size]
+
+
+class _SpanTimers:
+    """Takes Megatron's timer calls and records them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
+
+    def __init__(self, recorder: Recorder, tokens: int, first: int) -> None:
+        self._recorder, self._tokens, self._first = recorder, tokens, first
+        self._open: dict[str, AbstractContextManager[Any]] = {}
+        self._seen: Counter[str] = Counter()
+        """Passes so far of each kind: 1F1B takes the micro-batches in order, forward and backward."""
+
+    def __call__(self, name: str, log_level: int = 0) -> _SpanTimer:
+        return _SpanTimer(self, name)
+
+    def start(self, name: str) -> None:
+        if name == "forward-backward":
+            return
+        compute = name.endswith("-compute")
+        attrs = {"tokens": self._tokens, "micro_batch": self._first + self._seen[name]} if compute else {}
+        self._seen[name] += 1
+        span = self._recorder.span(name.removesuffix("-compute") if compute else "wait", **attrs)
+        span.__enter__()
+        self._open[name] = span
+
+    def stop(self, name: str) -> None:
+        span = self._open.pop(name, None)
+        if span is not None:
+            span.__exit__(None, None, None)
+
+
+class _SpanTimer:
+    def __init__(self, timers: _SpanTimers, name: str) -> None:
+        self._timers, self._name = timers, name
+
+    def start(self, barrier: bool = False) -> None:
+        self._timers.start(self._name)
+
+    def stop(self, barrier: bool = False) -> None:
+        self._timers.stop(self._name)
+
+
+# The sum of gradients over dp, begun while the last backward pass before an optimizer step still runs.
+#
+# Megatron cuts the gradient buffer into buckets, filled from the last layer to the first (Li et al., arXiv 2006.15704)::
+#
+#     last backward pass     | layer 4 | layer 3 | layer 2 | layer 1 | embedding |
+#     sums over dp                               [    bucket 0   ]     [   bucket 1   ] | the step waits for what is left
+#
+# Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of the
+# last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in the
+# same order. So buckets are started in the order of their numbers, each behind those before it, and whoever is done, or fails,
+# starts the rest before it says so to the others.
+#
+# From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank
+# comes to it, or to ``finalize_model_grads``, whatever happens) ends them before the buffer is touched.
+
+
+class Overlap:
+    """Starts the buckets of one role's gradients; made for a model wrapped with ``overlap_grad_reduce``."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self._missing: list[set[torch.nn.Parameter]] = []
+        """Of each bucket that is not started, in order, the parameters whose gradients are not complete."""
+        self._armed = False
+        self._under_way = False
+        self._hold_megatron()
+        trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+        for parameter, accumulator in zip(trained, ddp.grad_accs, strict=True):
+            accumulator.register_hook(partial(self._filled, parameter))  # behind Megatron's own, which fills the buffer
+
+    def begin(self) -> None:
+        """Say that all ranks have agreed to run the last micro-batches: from here on sums may be under way."""
+        self._under_way = True
+        self._missing = [set(group.params) for group in self._ddp.bucket_groups]
+
+    @contextmanager
+    def last_backward(self) -> Iterator[None]:
+        """Start buckets as the backward pass inside fills them: no other follows on this rank."""
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    @contextmanager
+    def before_last(self) -> Iterator[None]:
+        """Backward passes inside are not the last one, the next is: Megatron's ``no_sync_func``."""
+        self._armed = False
+        yield
+        self._armed = True
+
+    def start_rest(self) -> None:
+        """Start the buckets that no backward pass of this rank has filled; what ranks say to each other afterwards comes behind."""
+        self._armed = False
+        self._start(len(self._missing))
+
+    def settle(self) -> None:
+        """End the sums that are under way; with all ranks."""
+        if self._under_way:
+            self._ddp.finish_grad_sync()
+            self.over()
+
+    def over(self) -> None:
+        """Say that the sums are ended, and the buffers may be written again."""
+        self._under_way, self._missing = False, []
+        self._hold_megatron()
+
+    def _hold_megatron(self) -> None:
+        for group in self._ddp.bucket_groups:
+            group.is_last_microbatch = False  # as inside its no_sync: it counts nothing and starts nothing by itself
+
+    def _filled(self, parameter: torch.nn.Parameter, *_: object) -> None:
+        if not self._armed:
+            return
+        for missing in self._missing:
+            missing.discard(parameter)
+        self._start(next((i for i, missing in enumerate(self._missing) if missing), len(self._missing)))
+
+    def _start(self, count: int) -> None:
+        for group in self._ddp.bucket_groups[len(self._ddp.bucket_groups) - len(self._missing) :][:count]:
+            self._missing.pop(0)
+            group.start_grad_sync()

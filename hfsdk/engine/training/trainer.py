@@ -37,17 +37,12 @@ from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import SafePoint
 from hfsdk.engine.training import megatron_adapters, megatron_folder, megatron_model, megatron_optimizer
 from hfsdk.engine.training.cpu_support_megatron import cuda_type_names
-from hfsdk.engine.training.kept_tokens import KeptTokens
-from hfsdk.engine.training.loss_io import (
-    Loss,
-    Temperature,
-)
+from hfsdk.engine.training.loss import Loss, Temperature
 from hfsdk.engine.training.megatron_groups import RoleGroups
-from hfsdk.engine.training.megatron_overlap import Overlap
-from hfsdk.engine.training.megatron_pipeline import Pipeline
-from hfsdk.engine.training.megatron_shares import ShareOfModel
-from hfsdk.engine.training.passes import Passes
+from hfsdk.engine.training.passes import Overlap, Passes, Pipeline
 from hfsdk.engine.training.shared_base import SharedWeights
+from hfsdk.engine.training.shares import ShareOfModel
+from hfsdk.engine.training.vocab_parallel import KeptTokens
 from hfsdk.engine.weights.offload import Offloaded
 from hfsdk.engine.weights.role_state import Shard, Summary
 from hfsdk.engine.weights.shares import StateShare

@@ -20,9 +20,8 @@ from functools import cached_property
 
 import torch
 
-from hfsdk.core.hf_config import SCALAR_HEAD_NAMES
 from hfsdk.core.layout import Coordinates, Layout
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import SCALAR_HEAD_NAMES, ModelSpec
 from hfsdk.resharding.boxes import Box, Offsets, intersect, megatron_boxes
 
 SCALAR_HEAD = "output_layer.weight"

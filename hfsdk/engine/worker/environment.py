@@ -5,8 +5,10 @@ What Ray is told beforehand, so that a worker sees all GPUs of its node, is ``gp
 
 from __future__ import annotations
 
+from functools import cache
+
 from hfsdk.engine.generation import cpu_support_vllm
-from hfsdk.engine.process import deterministic, gpus
+from hfsdk.engine.process import deterministic, gpus, startup
 
 
 def of_process(num_threads: int) -> dict[str, str]:
@@ -26,3 +28,25 @@ def of_worker(num_threads: int, asked_deterministic: bool) -> dict[str, str]:
     """Return what the worker process of a device has in its environment."""
     engines = cpu_support_vllm.environment(num_threads) | deterministic.environment(asked_deterministic)
     return of_process(num_threads) | engines
+
+
+# ``import_engines``: what takes ten seconds of a processor, ahead of its first use.
+
+
+def import_engines() -> None:
+    """Import what workers compute with: torch, Megatron, vLLM, and hfsdk's parts around them."""
+    import_trainer()
+    from hfsdk.engine.generation import rollout_engine
+
+    rollout_engine.import_engine()
+
+
+@cache
+def import_trainer() -> None:
+    """Import torch, Megatron, and what a worker does with them."""
+    with startup.importing():
+        from hfsdk.engine.training import cpu_support_megatron
+
+        cpu_support_megatron.install()
+        from hfsdk.engine.weights import direct  # noqa: F401
+        from hfsdk.engine.worker import role_engine  # noqa: F401

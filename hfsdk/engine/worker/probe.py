@@ -17,7 +17,7 @@ import torch
 from hfsdk.core.functions import Shipped
 from hfsdk.core.microbatch import MiniBatchPlan, PassPlan
 from hfsdk.core.table import Ragged, Table
-from hfsdk.engine.training.loss_io import sampled_at
+from hfsdk.engine.training.loss import sampled_at
 from hfsdk.engine.training.megatron_adapters import trained
 from hfsdk.engine.training.trainer import NonFiniteRows
 from hfsdk.engine.worker.role_host import RoleOnRank

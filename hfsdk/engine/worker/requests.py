@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hfsdk.core.arguments import StateMove
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, HfsdkError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, StateGoneError, Weights

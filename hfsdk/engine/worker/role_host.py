@@ -13,7 +13,7 @@ from hfsdk.engine.process.rendezvous import Link
 if TYPE_CHECKING:
     from hfsdk.core.layout import Mesh
     from hfsdk.engine.process.safepoint import SafePoint
-    from hfsdk.engine.training.megatron_checkpoint import StateWriter
+    from hfsdk.engine.training.checkpoint import StateWriter
     from hfsdk.engine.training.megatron_groups import RoleGroups
     from hfsdk.engine.training.trainer import Trainer
     from hfsdk.engine.weights.direct import Tensors, Way

@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hfsdk.core.call_flow import Call
+from hfsdk.core.dataflow import Call
 from hfsdk.core.errors import CallError, CheckpointError, HfsdkError
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import method_of
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Order, Weights
 from hfsdk.core.trace import Span
-from hfsdk.engine.process import deterministic, gloo_groups, heap, rendezvous
+from hfsdk.engine.process import deterministic, gloo_groups, malloc_settings, rendezvous
 from hfsdk.engine.process.clocks import EventClock
 from hfsdk.engine.process.gpus import Seen
 from hfsdk.engine.process.recorder import Recorder
 from hfsdk.engine.process.safepoint import Cancelled, PeerFailed, SafePoint
 from hfsdk.engine.process.tasks import user_traceback
-from hfsdk.engine.worker import engines
+from hfsdk.engine.worker import environment
 from hfsdk.engine.worker.answer import Answer, read
 from hfsdk.engine.worker.role_host import ObjectStore, OwnStore, WorkerSetup
 
 if TYPE_CHECKING:
     from hfsdk.engine.process.keyed_store import StoreServer
-    from hfsdk.engine.training.megatron_checkpoint import StateWriter
+    from hfsdk.engine.training.checkpoint import StateWriter
     from hfsdk.engine.weights.direct import DirectLinks, Tensors, Way
-    from hfsdk.engine.worker.hosted import HostedRole
     from hfsdk.engine.worker.kept_share import KeptShare
+    from hfsdk.engine.worker.role_engine import HostedRole
     from hfsdk.resharding.reshard_report import TransportReport
 
 
@@ -89,7 +89,7 @@ class Worker:
 
     def join(self, setup: WorkerSetup) -> None:
         """Import the engines and join a pool's world; collective."""
-        engines.import_trainer()
+        environment.import_trainer()
         import torch
 
         from hfsdk.engine.weights.direct import DirectLinks
@@ -203,7 +203,7 @@ class Worker:
             state: its parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
-        from hfsdk.engine.worker.hosted import HostedRole
+        from hfsdk.engine.worker.role_engine import HostedRole
 
         if self._half_built:  # the exception that ended it held its objects
             gc.collect()
@@ -225,12 +225,12 @@ class Worker:
         if hosted is not None:
             hosted.close()
             del hosted
-            heap.give_back()
+            malloc_settings.give_back()
 
     def forget_kept(self, number: int) -> None:
         """Free this rank's share of a snapshot's state."""
         if self.kept.pop(number, None) is not None:
-            heap.give_back()
+            malloc_settings.give_back()
 
     def execute(self, call: Call, order: Order, weights: Weights | None = None, version: int = 0) -> Answer:
         """Carry out this rank's share of a call; every way it can end is in the answer.
@@ -332,7 +332,7 @@ class Worker:
         Raises:
             CheckpointError: it cannot be written.
         """
-        from hfsdk.engine.training.megatron_checkpoint import finish_save
+        from hfsdk.engine.training.checkpoint import finish_save
 
         return finish_save(self.saves.pop(role))
 

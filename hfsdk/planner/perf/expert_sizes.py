@@ -17,8 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from hfsdk.core.experts import Experts, latent_tensors
-from hfsdk.core.spec import ModelSpec
+from hfsdk.core.spec import Experts, ModelSpec, latent_tensors
 
 
 def distinct(experts: Experts, tokens: Any) -> Any:

@@ -18,7 +18,7 @@ from hfsdk.planner.search.bases import held_twice, least_of, least_of_all
 from hfsdk.planner.search.candidates import Candidates, room
 from hfsdk.planner.search.fitting import LayoutsOf
 from hfsdk.planner.search.pools import Kind, pack, pack_parts
-from hfsdk.planner.search.sharing import shared_times
+from hfsdk.planner.search.replay import shared_times
 from hfsdk.planner.search.space import Space
 
 Number = tuple[tuple[str, ...], int, tuple[int, ...]]

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hfsdk.core.alternative import PlannedCall
 from hfsdk.core.cluster import ClusterSpec, LinkSpec
 from hfsdk.core.errors import HfsdkError, OptionError
 from hfsdk.core.methods import method_of
-from hfsdk.core.plan import Plan
+from hfsdk.core.plan import Plan, PlannedCall
 from hfsdk.core.response_lengths import ResponseLengths, draw_lengths
 from hfsdk.core.roles import RoleSpec, Sampling
 from hfsdk.core.table import Array

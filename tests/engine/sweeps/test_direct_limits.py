@@ -57,7 +57,7 @@ def written_bytes():
 @pytest.mark.parametrize("dies", [0, 1], ids=["giver", "taker"])
 def test_a_rank_that_dies_with_a_message_half_way_lets_the_other_go(dies, tmp_path):
     """Gloo itself does not tell: what is half written, or half read, waits for the group's limit."""
-    from hfsdk.engine.ray.ray_links import PEER_LEFT
+    from hfsdk.engine.ray.pools import PEER_LEFT
 
     context, pipes, processes = forked(), [], []
     for rank in range(2):

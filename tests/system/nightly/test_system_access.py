@@ -51,7 +51,7 @@ print(json.dumps([interrupted(when) for when in moments]), flush=True)
 
 import ray
 session = hf.Session(devices=1)
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 folders = [str(ray_start._folder.path), str(parts_of(session).client._controller._runtime._own_folder.path)]
 Sleeper = ray.remote(num_cpus=0)(type("Sleeper", (), {"pid": lambda self: os.getpid()}))
 for _ in range(2):
@@ -102,25 +102,25 @@ def processes_of(ray):
 
 
 def test_rays_folder_is_closed_to_other_users_and_its_sockets_fit(ray_here):
-    from hfsdk.engine.ray import ray_access, ray_start
+    from hfsdk.engine.ray import access, start
 
-    folder = ray_start._folder.path
+    folder = start._folder.path
     assert folder.stat().st_mode & 0o777 == 0o700
     longest = max(len(str(path)) for path in folder.rglob("sockets/*"))
-    assert longest <= ray_access.SOCKET_CHARS
-    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o077 == 0 or ray_access.token_file() is None
+    assert longest <= access.SOCKET_CHARS
+    assert (Path.home() / ".ray" / "auth_token").stat().st_mode & 0o077 == 0 or access.token_file() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_another_user_can_neither_list_nor_read_nor_rename(ray_here):
-    from hfsdk.engine.ray import ray_access, ray_start
+    from hfsdk.engine.ray import access, start
 
-    folder = ray_start._folder.path
+    folder = start._folder.path
     log = next(folder.glob("r/session_2*/logs/raylet.out"))
     tries = [["ls", folder], ["cat", log], ["touch", folder / "x"]]
     tries += [["mv", folder / "r", folder / "s"], ["mv", folder, f"{folder}x"]]
-    if ray_access.token_file() is not None:
-        tries.append(["cat", ray_access.token_file()])
+    if access.token_file() is not None:
+        tries.append(["cat", access.token_file()])
     for command in tries:
         done = subprocess.run(
             command, capture_output=True, text=True, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", check=False
@@ -152,8 +152,8 @@ def test_calls_without_the_token_or_with_a_wrong_one_are_refused(ray_here):
     grpc = pytest.importorskip("grpc")
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-    from hfsdk.engine.ray.ray_access import token_file
-    from hfsdk.engine.ray.ray_cluster import ask_alive
+    from hfsdk.engine.ray.access import token_file
+    from hfsdk.engine.ray.cluster import ask_alive
 
     address = ray_here.get_runtime_context().gcs_address
     assert ask_alive(address) == "token"
@@ -173,7 +173,7 @@ def test_interrupted_starts_and_killed_drivers_leave_nothing(ray_here):
     """Ctrl-C while Ray starts, connects and starts workers; then a worker is killed, which is not printed; then the driver."""
     import psutil
 
-    from hfsdk.engine.ray import own_folders
+    from hfsdk.engine.ray import access
 
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, env=env, timeout=380, check=False)
@@ -183,7 +183,7 @@ def test_interrupted_starts_and_killed_drivers_leave_nothing(ray_here):
     assert "died" not in done.stdout + done.stderr
     known = json.loads(second)
     for place in {str(Path(folder).parent) for folder in known["folders"]}:
-        own_folders.clear_left(place)  # leaves to a Ray that starts beside this test what that one is clearing
+        access.clear_left(place)  # leaves to a Ray that starts beside this test what that one is clearing
     until("the end of every folder", lambda: not [folder for folder in known["folders"] if Path(folder).exists()])
     until("the end of every process", lambda: not [pid for pid in known["pids"] if psutil.pid_exists(pid)])
 

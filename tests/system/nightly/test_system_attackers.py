@@ -86,10 +86,10 @@ def test_shared_memory_of_a_rollout_is_its_users_alone_and_nobody_guesses_its_na
 
 @as_root
 def test_what_ray_spills_to_disk_is_read_by_nobody_else(ray_here):
-    from hfsdk.engine.ray import ray_start
+    from hfsdk.engine.ray import start
 
-    folder = ray_start._folder.path
-    more = [ray_here.put(np.full(ray_start.OBJECT_STORE_BYTES // 32, number, dtype=np.float64)) for number in range(6)]
+    folder = start._folder.path
+    more = [ray_here.put(np.full(start.OBJECT_STORE_BYTES // 32, number, dtype=np.float64)) for number in range(6)]
 
     def spilled():
         return [path for path in folder.rglob("ray_spilled_objects*/*") if path.is_file()]
@@ -175,9 +175,9 @@ for name in filter(str.isdigit, os.listdir("/proc")):
 @as_root
 def test_no_process_shows_another_user_a_secret(live):
     """As ``ps aux`` and ``ps e`` show it: neither Ray's token nor what a pool's processes meet by."""
-    from hfsdk.engine.ray import ray_access
+    from hfsdk.engine.ray import access
 
-    file = ray_access.token_file()
+    file = access.token_file()
     token = file.read_text().strip() if file else os.environ["RAY_AUTH_TOKEN"]
     seen = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, errors="replace", check=True).stdout
     assert "raylet" in seen, "it sees every process"

@@ -13,7 +13,7 @@ import gc, json
 import psutil
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 session = hf.Session(devices=1, name="closed")
 actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-4))

@@ -5,7 +5,7 @@ import pytest
 from system_helpers import OPENINGS, fingerprint, ppo_step, same_state, state_of
 
 import hfsdk as hf
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 
 def weights(roles):

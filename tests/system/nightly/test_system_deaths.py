@@ -22,7 +22,7 @@ from system_helpers import (
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 def kill(session, rank):
@@ -171,7 +171,7 @@ def test_killed_after_its_checkpoint_was_removed(single, tmp_path):
 
 def test_hang_after_another_rank_failed(ray_here, monkeypatch):
     """A rank waits in a collective for one that has raised: its pool is ended after a while, not waited for."""
-    from hfsdk.engine.ray import ray_calls
+    from hfsdk.engine.ray import runtime as ray_calls
 
     monkeypatch.setattr(ray_calls, "USER_GRACE_S", 2.0)
 

@@ -7,7 +7,7 @@ from system_helpers import gap
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Workers on processors are forks of one process that has imported the engines (``hfsdk/engine/ray/worker_forks.py``)."""
+"""Workers on processors are forks of one process that has imported the engines (``hfsdk/engine/ray/fork_server.py``)."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import pytest
 from expect import until
 
 import hfsdk as hf
-from hfsdk.engine.ray import worker_forks
+from hfsdk.engine.ray import fork_server
 
 
 def look(rank):
@@ -83,7 +83,7 @@ print(json.dumps(["worker_forks" in parent for parent in (before, without, after
 
 @pytest.mark.timeout(300)
 def test_where_the_server_has_ended_ray_starts_workers(ray_here):
-    env = {name: value for name, value in HERE.items() if name != worker_forks.ENGINES}
+    env = {name: value for name, value in HERE.items() if name != fork_server.ENGINES}
     ended = subprocess.run([sys.executable, "-c", ON_ITS_OWN, str(Path(__file__).parent)], capture_output=True, text=True, env=env)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert json.loads(ended.stdout.splitlines()[-1]) == [True, False, False, True], "and a worker outlives what it was forked from"
@@ -107,14 +107,14 @@ with hf.Session(devices=1, name="again") as session:
 
 @pytest.mark.timeout(300)
 def test_one_process_imports_for_every_ray_and_its_forks_end_with_their_starters(ray_here):
-    there = contextlib.nullcontext() if worker_forks.ENGINES in os.environ else worker_forks.engines_imported()
+    there = contextlib.nullcontext() if fork_server.ENGINES in os.environ else fork_server.engines_imported()
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent)]
     with there:
-        env = HERE | {worker_forks.ENGINES: os.environ[worker_forks.ENGINES]}
+        env = HERE | {fork_server.ENGINES: os.environ[fork_server.ENGINES]}
         for _ in range(2):
             ended = subprocess.run(command, capture_output=True, text=True, env=env)
             assert ended.returncode == -9, ended.stderr[-3000:]
             server = int(ended.stdout)
             until("the server to end with its starter", lambda server=server: not psutil.pid_exists(server))
             with socket.socket(socket.AF_UNIX) as asker:
-                asker.connect(env[worker_forks.ENGINES])  # what imported is there for the next
+                asker.connect(env[fork_server.ENGINES])  # what imported is there for the next

@@ -10,7 +10,7 @@ from expect import refuses
 from system_helpers import check_works, endless_generation, lengths_reward
 
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 def small(live, rows=4):
@@ -62,11 +62,11 @@ def test_scripts_without_main_guard():
 
 def test_columns_do_not_pass_through_the_controller(live, monkeypatch):
     """Counted by the runtime, and weighed here: what came back from Ray during a step is metadata."""
-    from hfsdk.engine.ray import ray_runtime
+    from hfsdk.engine.ray import runtime
     from hfsdk.engine.worker.answer import Answer
 
     batch = live.session.batch(prompt=[[1] * 200] * 64, response=[[2] * 200] * 64).wait()
-    weights, get = [], ray_runtime.ray.get
+    weights, get = [], runtime.ray.get
 
     def weighed(refs, **more):
         value = get(refs, **more)
@@ -75,7 +75,7 @@ def test_columns_do_not_pass_through_the_controller(live, monkeypatch):
 
     before = parts_of(live.session).client.send(q.ControllerBytes())
     with monkeypatch.context() as patch:
-        patch.setattr(ray_runtime.ray, "get", weighed)
+        patch.setattr(runtime.ray, "get", weighed)
         batch = live.critic.compute_values(live.actor.compute_log_probs(live.reference.compute_log_probs(batch))).wait()
     column_bytes = 3 * 64 * 200 * 4
     assert len(weights) == 6

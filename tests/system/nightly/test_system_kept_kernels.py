@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BEGIN = """
 import hfsdk as hf
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 session = hf.Session(devices=1, name="kept", keep=True, seed=3)
 actor = session.actor("tiny", optimizer=hf.AdamW(lr=1e-4))
 ref = session.reference(actor)
@@ -35,7 +35,7 @@ rollout["scores"].tolist()
 
 ATTACH = """
 import hfsdk as hf
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 TEXTS = [f"review number {i} says" for i in range(24)]
 session = hf.Session.attach("kept")
 """
@@ -106,9 +106,7 @@ def test_a_killed_kernel_leaves_everything(begun, kernels):
     second.run(ATTACH)
     assert second.run("session.batches['rollout']['scores'].tolist()") == scores
     assert second.run("sorted(session.batches)") == ["other", "rollout"]
-    number = second.run(
-        "rollout = session.batches['rollout']; from hfsdk.session.held_batches import number_of; number_of(rollout)"
-    )
+    number = second.run("rollout = session.batches['rollout']; from hfsdk.session.views import number_of; number_of(rollout)")
     assert second.run(f"session.batches[{number}] is rollout and len(rollout)") == 4
     assert second.run("[session.seed, session.perf.train_efficiency, list(session.snapshots)]") == [11, 0.6, ["before"]]
     assert second.run("[h.name for h in session.roles]") == ["actor", "reference", "reward"]

@@ -14,7 +14,7 @@ from system_helpers import declare, declare_lora, pids, ppo_step
 
 import hfsdk as hf
 from benchmarks.fire.state_digest import of_parts, parts_of_rank
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 REQUESTS = ("call", "keep", "restore", "load", "export", "holds")
 """Of the runtime, those that go to a role's workers."""

@@ -3,7 +3,7 @@
 import pytest
 from other_processes import told_by
 
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 
 @pytest.fixture(scope="module")

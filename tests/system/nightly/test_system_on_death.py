@@ -9,7 +9,7 @@ from expect import until
 from system_helpers import OPENINGS, fingerprint, lengths_reward, pids, working
 
 import hfsdk as hf
-from hfsdk.session.run_record import MEASURED
+from hfsdk.run.run import MEASURED
 
 
 def killer(session, after):

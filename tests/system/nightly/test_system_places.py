@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hfsdk.engine.ray import worker_forks
+from hfsdk.engine.ray import fork_server
 
 NOBODY = 65534
 SESSION = """
@@ -60,7 +60,7 @@ def shared(tmp_path):
 @pytest.mark.timeout(600)
 def test_what_others_put_where_libraries_look_is_neither_opened_nor_waited_for(ray_here, shared, tmp_path):
     there = sorted(path.name for path in shared.iterdir())
-    env = {name: value for name, value in os.environ.items() if name != worker_forks.ENGINES}
+    env = {name: value for name, value in os.environ.items() if name != fork_server.ENGINES}
     env |= {"TMPDIR": str(shared), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[3])}
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
         env.pop(name, None)

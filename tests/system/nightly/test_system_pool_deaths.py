@@ -11,7 +11,7 @@ from test_system_pools import learn, prepared
 
 import hfsdk as hf
 from hfsdk.engine.calls import queries as q
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 @pytest.mark.parametrize(

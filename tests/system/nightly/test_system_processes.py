@@ -30,7 +30,7 @@ critic = two.critic("tiny", train="dp2")
 assert used(two, critic) == 1
 assert len(actor.generate([[1, 2, 3]], max_new_tokens=4)["response"]) == 1
 children = [p.pid for p in psutil.Process().children(recursive=True)]
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 folders = [str(parts_of(s).client._controller._runtime._own_folder.path) for s in (one, two)]
 mine = [s.pid for s in parts_of(one).client.send(q.Devices())]
 jobs = [parts_of(s).client._controller._runtime._job_id for s in (one, two)]
@@ -51,7 +51,7 @@ print(json.dumps({"end": True}), flush=True)
 KILLED = """
 import json, signal, sys, threading, time, hfsdk as hf
 import psutil
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 session = hf.Session(devices=2, name="killed")
@@ -146,7 +146,7 @@ def test_messages_of_a_real_step_pickle(live, monkeypatch):
     from system_helpers import ppo_batch
 
     from hfsdk.algorithms import ppo
-    from hfsdk.session.session_parts import parts_of
+    from hfsdk.session.parts import parts_of
 
     sent, controller = [], parts_of(live.session).client._controller
     send = controller.send

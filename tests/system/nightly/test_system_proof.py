@@ -12,7 +12,7 @@ PROMPTS = [text + " " for text in OPENINGS[:4]]
 
 def plant_in_state(rank):
     """On rank 0: a state that was taken over changes in one number."""
-    from hfsdk.engine.training.megatron_shares import ShareOfModel
+    from hfsdk.engine.training.shares import ShareOfModel
 
     if rank.rank != 0:
         return

@@ -202,9 +202,7 @@ def test_nobody_without_the_token_gets_anything(far, thin):
         thin.run(attach(port, token).replace("/far", "/none"))
     assert nowhere.value.kind == "OptionError"
     with pytest.raises(KernelError, match=r"the server of hfsdk://\S+ is hfsdk [0-9.]+, and this is 99; nothing was sent"):
-        thin.run(
-            f"import hfsdk.session.attach as a\nthis, a.package_version = a.package_version, lambda: '99'\n{attach(port, token)}"
-        )
+        thin.run(f"import hfsdk.kept.attach as a\nthis, a.package_version = a.package_version, lambda: '99'\n{attach(port, token)}")
     for path in ("/far", f"/far?token={token}"):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{port}{path}")

@@ -21,15 +21,15 @@ def value_loss(out, b):
 
 def slow_writes(rank):
     """Make the files of this worker's saves take half a minute."""
-    from hfsdk.engine.training import megatron_checkpoint
+    from hfsdk.engine.training import checkpoint
 
-    quick = megatron_checkpoint._Writer.write
+    quick = checkpoint._Writer.write
 
     def slow(self):
         time.sleep(30)
         return quick(self)
 
-    megatron_checkpoint._Writer.write = slow
+    checkpoint._Writer.write = slow
 
 
 def rows(session):
@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_before_and_survived(home, small_disk, monkeypatch):
         session.save(small_disk)
     assert list(small_disk.iterdir()) == []
     with monkeypatch.context() as patch:  # as if somebody else filled it in between
-        patch.setattr("hfsdk.session.checkpoint.Saving._check_space", lambda self: None)
+        patch.setattr("hfsdk.state.checkpoint.Saving._check_space", lambda self: None)
         with pytest.raises(hf.CheckpointError, match="No space left"):
             session.save(small_disk)
     assert list(small_disk.iterdir()) == []

@@ -8,7 +8,7 @@ from shadow_helpers import PROMPTS, at, check_by_plan, check_weights, declared, 
 from system_helpers import gap
 
 import hfsdk as hf
-from hfsdk.session.session_parts import parts_of
+from hfsdk.session.parts import parts_of
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,216 @@
+"""``StepTape``: the calls of one step as they are submitted, with what they read, so that each can be looked at and done again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hfsdk.core.arguments import Learning
+from hfsdk.core.batch import Batch
+from hfsdk.core.errors import CheckpointError, HfsdkError
+from hfsdk.core.methods import UPDATE
+from hfsdk.core.pending import ColumnRef, Lease
+from hfsdk.core.snapshot import Snapshot
+from hfsdk.engine.calls import messages as m
+from hfsdk.engine.calls.host_memory import too_large
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.parts import Parts
+
+
+class StoppedHere(Exception):  # noqa: N818 - no failure: the step is done again up to here
+    """The call before which a step was to stop is next."""
+
+
+@dataclass(eq=False)
+class TapedCall:
+    """A call of a step."""
+
+    index: int
+    """Its place among the step's calls."""
+    message: m.Submit
+    lease: Lease
+    weights: Mapping[int, Any] = field(default_factory=dict)
+    """What the tape's watcher said right before it."""
+
+    @property
+    def call_id(self) -> int:
+        """Its id."""
+        return self.lease.call_id
+
+    @property
+    def name(self) -> str:
+        """E.g. ``"actor.update"``."""
+        return f"{self.message.role}.{self.message.method}"
+
+    @property
+    def written(self) -> dict[str, ColumnRef]:
+        """The columns that it writes."""
+        return {name: ColumnRef(self.call_id, name, lease=self.lease) for name in self.message.writes}
+
+    @property
+    def learning(self) -> Learning | None:
+        """Of an update, what it was given."""
+        given = self.message.arguments
+        return given if self.message.method == UPDATE.name and isinstance(given, Learning) else None
+
+
+class StepTape:
+    """The calls that this thread submits while it runs.
+
+    Args:
+        client: whose calls.
+        watch: called with each call's message right before it is sent; what it returns is kept with the call.
+        stop_before: the place of the call before which the step ends by `StoppedHere`.
+    """
+
+    def __init__(
+        self, client: ControllerClient, watch: Callable[[m.Submit], Mapping[int, Any]] = lambda message: {}, stop_before: int = -1
+    ) -> None:
+        self._client, self._watch, self._stop_before = client, watch, stop_before
+        self._thread, self._busy = threading.get_ident(), False
+        self._seen: Mapping[int, Any] = {}
+        self.calls: list[TapedCall] = []
+        self.next: m.Submit | None = None
+        """The call before which it has stopped."""
+        self.error: HfsdkError | None = None
+        """What the step failed with."""
+
+    def before(self, message: m.Submit) -> None:
+        """Stop here, or look."""
+        if self._others():
+            return
+        if len(self.calls) == self._stop_before:
+            self.next = message
+            raise StoppedHere
+        self._busy = True
+        try:
+            self._seen = self._watch(message)
+        finally:
+            self._busy = False
+
+    def take(self, message: m.Submit, lease: Lease) -> None:
+        """Keep the call."""
+        if not self._others():
+            self.calls.append(TapedCall(len(self.calls), message, lease, self._seen))
+
+    def _others(self) -> bool:
+        """Whether the call is the watcher's, or another thread's."""
+        return self._busy or threading.get_ident() != self._thread
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Be told of the calls meanwhile."""
+        self._client.tape = self
+        try:
+            yield
+        finally:
+            self._client.tape = None
+
+    def batch(self, upto: int) -> Batch:
+        """Return the columns that the calls so far read and wrote, of as many rows as call ``upto`` has.
+
+        What a call has not written, because it failed or is not over, is left out.
+        """
+        rows = self.calls[upto].message.num_rows
+        refs: dict[str, ColumnRef] = {}
+        for call in self.calls[: upto + 1]:
+            if call.message.num_rows == rows:
+                done = call.written if self._client.state(call.call_id) == "done" else {}
+                refs |= {**call.message.inputs, **done}
+        whole = {n: ref for n, ref in refs.items() if self._client.state(ref.call_id) == "done"}
+        return Batch(self._client, whole, rows)
+
+
+# ``LookBack``: the few snapshots that a run takes of itself, so that its steps can be done again; bounded in time and memory.
+#
+# ::
+#
+#     step        0   1   2   3   4   5   6   7      one before the first step; the next when the steps since have paid for it:
+#     snapshots   s               s           s      together they take SHARE of the steps' time at most
+#     kept                        s           s      the newest two; from a bad step on those from before it
+#
+# Each is a snapshot as ``session.snapshot`` takes it, but for that neither ``session.snapshots`` nor the history lists it.
+
+SHARE = 0.04
+"""Of the time of a run's steps that its snapshots may take; a run of a few steps has taken one all the same."""
+MEMORY_SHARE = 0.25
+"""Of the host memory that is free on a node that one of them may take."""
+TOLD_SHARE = 0.05
+"""From which on that is told."""
+
+
+@dataclass(eq=False)
+class LookBack:
+    """See the module's text."""
+
+    parts: Parts
+    most: int
+    """Snapshots that are kept; 0 takes none."""
+    saving: Callable[[], AbstractContextManager[None]]
+    """Marks the moment between two steps in which the run's own thread may copy."""
+    snapshots: list[Snapshot] = field(default_factory=list)
+    """The oldest first."""
+    seconds: float = 0.0
+    """That they have taken."""
+    last_s: float = 0.0
+    """That the last one took."""
+    steps_s: float = 0.0
+    """That the run's steps have taken."""
+    frozen: bool = False
+    """Whether a step was bad, so that those from before it are to stay."""
+    told: bool = False
+    """Whether was said what they take."""
+    refused: str = ""
+    """Why none is taken, where that is so."""
+
+    def before_step(self) -> None:
+        """Take one where the steps so far pay for it."""
+        due = not self.snapshots or (not self.frozen and self.seconds + self.last_s <= SHARE * self.steps_s)
+        if not self.most or self.refused or not due or not self.parts.snapshots.trained:
+            return
+        with self.saving():
+            room = self.parts.snapshots.room()  # loads what is not loaded yet, which is no part of a snapshot
+            begun = time.perf_counter()
+            if words := too_large(room, MEMORY_SHARE):
+                self._refuse(words)
+                return
+            if not self.told and (words := too_large(room, TOLD_SHARE)):
+                self.told = True
+                self.parts.context.notice(
+                    f"a snapshot of this run takes {words}, and the newest {self.most} are kept for run.first_bad(); "
+                    "session.train(..., look_back=0) takes none"
+                )
+            del self.snapshots[: len(self.snapshots) + 1 - self.most]
+            try:
+                self.snapshots.append(self.parts.snapshots.keep(f"before step {self.parts.context.next_step()}"))
+            except CheckpointError as error:
+                self._refuse(str(error))
+                return
+        self.last_s = time.perf_counter() - begun
+        self.seconds += self.last_s
+
+    def after_step(self, seconds: float) -> None:
+        """A step has ended after so many seconds."""
+        self.steps_s += seconds
+
+    def before(self, step: int) -> Snapshot | None:
+        """Return the newest snapshot that is a step older than ``step``, or else one right before it; ``None`` where none is."""
+        fit = [snapshot for snapshot in self.snapshots if snapshot.steps <= step]
+        older = [snapshot for snapshot in fit if snapshot.steps < step]
+        return (older or fit or [None])[-1]  # type: ignore[list-item]
+
+    def forget(self) -> None:
+        """Let them go, and begin anew."""
+        self.snapshots.clear()
+        self.frozen = False
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self.parts.context.notice(
+            f"this run takes no snapshots of itself, and run.first_bad() has none to go back to: one would take {why}. Place the "
+            "roles over more nodes, or take one where there is room: session.snapshot('before')"
+        )

@@ -1,0 +1,227 @@
+"""Runs of a kept session: they go on beside its controller, and a kernel starts, sees and steers them from afar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hfsdk.algorithms import DPO
+from hfsdk.core.asked_from import warn_user
+from hfsdk.core.call_events import Event
+from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.engine.calls.replies import joined
+from hfsdk.kept import requests as k
+from hfsdk.kept.codec import from_plain
+from hfsdk.kept.remote_controller import KeptLink
+from hfsdk.kept.shared_state import CONTROL, RECORD, Entries, pack, unpack
+from hfsdk.run.notebook import watcher_of
+from hfsdk.run.run import Run, RunControl, progress_bar
+from hfsdk.run.train import Interrupts, interrupts_held
+from hfsdk.run.train_config import WantedRun
+from hfsdk.session.client import user_line
+from hfsdk.session.parts import Parts
+from hfsdk.session.streams import streams_of
+
+LOOK_S = 0.1
+"""How often a cell that waits for a run looks at it."""
+
+
+class FarControl(RunControl):
+    """A run that goes on elsewhere, as it was told last; what steers it is passed on."""
+
+    steer: Callable[[str], None]
+    bring_last: Callable[[], Any]
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Take over what was told of the run."""
+        with self._changed:
+            for name in CONTROL:
+                setattr(self, name, told[name])
+            for name in RECORD:
+                setattr(self.record, name, told[name])
+            self._pause_asked, self._stop_asked, self._steps_asked = told["asked"]
+            self.error = joined(told["error"]) if told["error"] else None
+            self.record.warnings, self.record.restores = list(told["warnings"]), list(told["restores"])
+            self.record.resized = list(told["resized"])
+            self._changed.notify_all()
+
+    def take_steps(self, told: Entries, gone: Sequence[Any]) -> None:
+        """Take over what was told of the run's last steps."""
+        record = self.record
+        for step, (calls, trace_step, samples) in told.items():
+            record.calls[step], record.trace_steps[step], record.samples[step] = calls, trace_step, samples or []
+        for step in gone:
+            for kept in (record.calls, record.trace_steps, record.samples):
+                kept.pop(step, None)
+
+    def lose(self, why: str) -> None:
+        """Nothing is told of the run any more."""
+        with self._changed:
+            if self.running:
+                self.running, self.error = False, SessionClosedError(why)
+            self._changed.notify_all()
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until something is told."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+    def last(self) -> Any:
+        """Return the last step, with its batch."""
+        return self.bring_last()
+
+    def pause(self) -> None:
+        """Pause after the step that is running; nothing when the run has ended."""
+        if self.running:
+            self.steer("pause")
+
+    def resume(self) -> None:
+        """Go on with a paused run in the background."""
+        self._need_background("resume")
+        self.steer("resume")
+
+    def step(self) -> None:
+        """Run one more step of a paused run in the background, and pause again."""
+        self._need_background("step")
+        self.steer("step")
+
+    def stop(self) -> None:
+        """End the run now."""
+        if self.running:
+            self.steer("stop")
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Leave the run to its keeper, which stops it where the session is closed."""
+
+
+class FarRuns:
+    """The runs of a kept session, as its kernel has them; what ``session.train`` passes on to."""
+
+    def __init__(self, parts: Parts, link: KeptLink) -> None:
+        self._parts, self._link = parts, link
+        self._told: dict[str, Any] = {}
+        self._step: tuple[int, Any] = (-1, None)
+        """The last step that was brought here, and after how many it was."""
+
+    # -- what is told
+
+    @property
+    def control(self) -> FarControl | None:
+        """The last run's."""
+        run = self._parts.runs.run
+        control = None if run is None else run._control
+        return control if isinstance(control, FarControl) else None
+
+    def take(self, told: Entries) -> None:
+        """Take over what was told of the run; another number is another run."""
+        new = told.get("number", self._told.get("number")) != self._told.get("number")
+        self._told |= told
+        control = self.control
+        if new or control is None:
+            control = FarControl(kept_as=self._link.name)
+            control.steer, control.bring_last = self._steer, self._last
+            control.take(self._told)
+            self._step = (-1, None)
+            self._parts.runs.run = Run(control)
+        else:
+            control.take(self._told)
+
+    def take_steps(self, told: Entries, gone: Sequence[Any]) -> None:
+        """Take over what was told of the run's last steps."""
+        if self.control is not None:
+            self.control.take_steps(told, gone)
+
+    def on_event(self, event: Event) -> None:
+        """Take an event of the controller: which call runs now."""
+        control = self.control
+        if control is not None and control.running and "call_id" in event:
+            control.calls.on_event(event)
+
+    def lose(self, why: str) -> None:
+        """Nothing is told any more: whoever waits for the run is told so."""
+        if self.control is not None:
+            self.control.lose(why)
+
+    @property
+    def saved(self) -> Mapping[str, Any] | None:
+        """The run's last save."""
+        return None if self.control is None else self.control.record.saved
+
+    # -- what is asked
+
+    def _steer(self, what: str) -> None:
+        self._link.ask_and_hear(lambda: k.Steer(self._link.turn, what))
+
+    def _last(self) -> Any:
+        control = self.control
+        done = -1 if control is None else len(control.record.rows)
+        if self._step[0] != done:
+            packed = self._link.ask_and_hear(lambda: k.LastStep(self._link.turn))
+            if isinstance(packed, bytes):
+                packed = unpack(self._parts, packed)
+            elif packed is not None:
+                packed = from_plain(packed, self._parts.client)
+            self._step = (done, packed)
+        return self._step[1]
+
+    def train(self, wanted: WantedRun, shown: bool) -> Run:
+        """Start a run beside the controller; wait for it where that is wanted. For the rest see ``session.train``."""
+        parts = self._parts
+        wanted.check(parts)
+        stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(wanted.algorithm, DPO))
+        for held in streams_of(wanted.algorithm, stream):
+            parts.places.adopt(held)
+        packed = pack(parts, wanted.from_anywhere().of(stream))
+        with interrupts_held(lambda: None) as interrupts:
+            line = user_line()
+            self._link.ask_and_hear(lambda: k.Train(self._link.turn, packed, line, self._link.news()))
+            run, control = parts.runs.run, self.control
+            if run is None or control is None:
+                raise OptionError("the run was started, and nothing was told of it; session.watch() looks at it")
+            if wanted.wait:
+                self._attend(run, control, interrupts, shown)
+            elif shown:
+                watcher_of(run)
+        return run
+
+    def _attend(self, run: Run, control: FarControl, interrupts: Interrupts, shown: bool) -> None:
+        """Wait for a run. The first interrupt pauses it, the second stops it, the third leaves it alone."""
+        watcher = watcher_of(run) if shown else None
+        said = len(self._parts.context.messages)
+        try:
+            with progress_bar(control.steps, shown and watcher is None) as bar:
+                done, asked = 0, 0
+                while control.running:
+                    control.await_change(LOOK_S)
+                    seen = control.record.rows
+                    if len(seen) < done:
+                        bar.back_to(len(seen))
+                        done = len(seen)
+                    for row in seen[done:]:
+                        bar.show(row)
+                    done = len(seen)
+                    said = self._say(said)
+                    if interrupts.count > asked:
+                        asked = interrupts.count
+                        if asked > 2:
+                            raise KeyboardInterrupt
+                        control.pause() if asked == 1 else control.stop()
+        finally:
+            if watcher is not None:
+                watcher.ended()
+        self._say(said)
+        if control.paused and control.record.rows:
+            left = control.steps - len(control.record.rows)
+            text = f"paused after step {control.record.rows[-1]['step']}, with {left} of {control.steps} steps left"
+            warn_user(f"{text}: session.train(..., steps={left}) goes on")
+        if interrupts.count > 1:
+            raise KeyboardInterrupt
+        if control.error is not None:
+            raise control.error
+
+    def _say(self, said: int) -> int:
+        """Warn of the notices that came meanwhile; return how many there are now."""
+        messages = self._parts.context.messages
+        for text in messages[said:]:
+            warn_user(text)
+        return len(messages)

@@ -1,0 +1,556 @@
+"""``SharedState``: what two processes know alike of a kept session, the user's kernel and the session's keeper.
+
+Either side looks, before every message and a few times a second, at what of its own parts has changed since it last looked, and
+tells the other one; what it is told it takes over, and does not tell again::
+
+    kernel                                        keeper
+    critic.update(...): a counter goes up
+    news() -> counters {"critic.updates": 3}  ->  take(...)          with the message itself
+                                                  a step of a run: a row of the history, the prompts' places
+    take(...)                                 <-  news()             as an event
+
+What belongs to it is here, a section for each part; every section is a dict, of which the entries that differ travel.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from hfsdk.core.batch import Batch, refs_of
+from hfsdk.core.errors import OptionError
+from hfsdk.core.functions import users_by_value
+from hfsdk.core.pending import ColumnRef, Lease
+from hfsdk.core.placement import Placement
+from hfsdk.core.roles import RoleSpec
+from hfsdk.core.rows import Row, Rows
+from hfsdk.engine.calls.replies import errors_of
+from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
+from hfsdk.models.handle import set_role
+from hfsdk.models.reward import RewardSum
+from hfsdk.run.run import RunControl
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.context import Context
+from hfsdk.session.parts import Parts
+from hfsdk.session.placing import HandleHost
+
+KINDS: Mapping[str, type[ModelHandle]] = {
+    cls.__name__: cls for cls in (ActorModel, CriticModel, ReferenceModel, RewardModel, CostModel, RewardSum)
+}
+
+Entries = Mapping[Any, Any]
+
+ROWS = ("history_rows", "run_rows")
+"""Sections that are lists of rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Note:
+    """What has changed in a section."""
+
+    section: str
+    entries: Entries
+    """New and changed ones."""
+    gone: tuple[Any, ...] = ()
+    """Keys of those that are not there any more."""
+
+
+class KnownRole(NamedTuple):
+    """A role as a session has it."""
+
+    kind: str
+    """The class of its handle."""
+    declared: RoleSpec
+    live: RoleSpec
+    parts: tuple[str, ...] = ()
+    """Of a weighted sum."""
+    weights: tuple[float, ...] = ()
+
+
+class KnownBatch(NamedTuple):
+    """A batch of the user's, by reference."""
+
+    columns: tuple[tuple[str, int, str, Any], ...]
+    """(Name, call, its name there, rows) of every column."""
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of what is shared."""
+
+    name: str
+    collect: Callable[[Parts], Entries]
+    take: Callable[[Parts, Entries, Sequence[Any]], None]
+
+
+# -- what a session is
+
+
+def _about(parts: Parts) -> Entries:
+    context = parts.context
+    return {"name": context.name, "seed": context.seed, "last_call": context.client.last_call}
+
+
+def _take_about(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    context = parts.context
+    context.name, context.seed = entries.get("name", context.name), entries.get("seed", context.seed)
+    context.client.last_call = max(context.client.last_call, entries.get("last_call", 0))
+
+
+def _messages(parts: Parts) -> Entries:
+    return dict(enumerate(parts.context.messages))
+
+
+def _take_messages(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    known = parts.context.messages
+    for index, text in sorted(entries.items()):
+        if index >= len(known):
+            known.append(text)
+
+
+def _take_counters(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    for name, value in entries.items():
+        parts.context.counters.set(name, value)
+    parts.context.counters.forget(tuple(gone))
+
+
+def _take_sources(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    parts.client.sources.update(entries)
+
+
+def _take_places(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    parts.places.move(entries)
+
+
+# -- roles and where they live
+
+
+def _roles(parts: Parts) -> Entries:
+    book = parts.deployment.book
+    return {handle.name: _known_role(handle, book.declared(handle)) for handle in list(book)}
+
+
+def _known_role(handle: ModelHandle, declared: RoleSpec) -> KnownRole:
+    if isinstance(handle, RewardSum):
+        return KnownRole(type(handle).__name__, declared, handle.role, tuple(p.name for p in handle.parts), handle.weights)
+    return KnownRole(type(handle).__name__, declared, handle.role)
+
+
+def _take_roles(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    deployment = parts.deployment
+    for known in entries.values():
+        handle = deployment.take_known(KINDS[known.kind], known.declared)
+        set_role(handle, known.live)
+        if isinstance(handle, RewardSum):
+            found = [deployment.book.find(part) for part in known.parts if part in deployment.book]
+            handle.parts, handle.weights = tuple(p for p in found if isinstance(p, RewardModel)), known.weights
+    for name in gone:
+        deployment.book.drop(name)
+
+
+def _deployment(parts: Parts) -> Entries:
+    deployment = parts.deployment
+    asked = deployment.asked
+    if not isinstance(asked, (str, Mapping, Placement)):  # a plan, or one of its runners-up
+        asked = asked.placement
+    return {
+        "placement": deployment.placement, "specs": dict(deployment.specs), "asked": asked, "loaded": frozenset(deployment.loaded),
+        "absent": deployment.absent,
+    }  # fmt: skip
+
+
+def _take_deployment(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    deployment = parts.deployment
+    deployment.placement = entries.get("placement", deployment.placement)
+    deployment.specs = dict(entries.get("specs", deployment.specs))
+    deployment.asked = entries.get("asked", deployment.asked)
+    deployment.loaded = set(entries.get("loaded", deployment.loaded))
+    deployment.absent = entries.get("absent", deployment.absent)
+
+
+# -- what was trained
+
+
+def _lineage(parts: Parts) -> Entries:
+    log = parts.log
+    return {"branch": log.branch, "since": log.since, "branches": dict(log.branches), "marks": dict(log.marks)}
+
+
+def _take_lineage(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    log = parts.log
+    log.branch, log.since = entries.get("branch", log.branch), entries.get("since", log.since)
+    log.branches, log.marks = dict(entries.get("branches", log.branches)), dict(entries.get("marks", log.marks))
+
+
+def _snapshots(parts: Parts) -> Entries:
+    return dict(parts.snapshots.by_name())
+
+
+def _take_snapshots(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    parts.snapshots.take_known(entries, gone)
+
+
+def _perf(parts: Parts) -> Entries:
+    return {"perf": parts.predictions.perf, "errors": parts.predictions.errors}
+
+
+def _take_perf(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    predictions = parts.predictions
+    predictions.perf, predictions.errors = entries.get("perf", predictions.perf), entries.get("errors", predictions.errors)
+
+
+# -- what the user holds
+
+
+def known_batch(batch: Batch) -> KnownBatch:
+    """Return a batch by reference."""
+    refs: Mapping[str, ColumnRef] = refs_of(batch).by_name
+    columns = tuple((name, ref.call_id, ref.name, ref.rows) for name, ref in refs.items())
+    return KnownBatch(columns, batch.num_rows)
+
+
+def _batches(parts: Parts) -> Entries:
+    return {name: known_batch(batch) for name, batch in parts.batches.items()}
+
+
+def _take_nothing(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
+    """Of what only whoever attaches next has a use for."""
+
+
+# -- the run
+
+
+CONTROL = ("steps", "background", "running", "paused", "stopped")
+RECORD = ("num_devices", "price_per_device_hour", "predicted", "saved", "best")
+
+
+def _run(parts: Parts) -> Entries:
+    run = parts.runs.run
+    if run is None:
+        return {}
+    control, record = run._control, run._control.record
+    return {
+        **{name: getattr(control, name) for name in CONTROL}, **{name: getattr(record, name) for name in RECORD},
+        "error": _errors(control.error),
+        "number": parts.runs.number, "asked": control.asked, "warnings": tuple(record.warnings),
+        "restores": tuple(record.restores), "resized": tuple(record.resized),
+    }  # fmt: skip
+
+
+_last_errors: list[tuple[Exception, tuple[Exception, ...]]] = []
+"""The error that was told last, as it travels: the same object as long as it is the same error."""
+
+
+def _errors(error: Exception | None) -> tuple[Exception, ...]:
+    if error is None:
+        return ()
+    if not _last_errors or _last_errors[0][0] is not error:
+        _last_errors[:] = [(error, errors_of(error))]
+    return _last_errors[0][1]
+
+
+def _run_steps(parts: Parts) -> Entries:
+    run = parts.runs.run
+    if run is None:
+        return {}
+    record = run._control.record
+    return {step: (calls, record.trace_steps.get(step), record.samples.get(step)) for step, calls in list(record.calls.items())}
+
+
+def run_sections(take: Callable[[Entries], None], take_steps: Callable[[Entries, Sequence[Any]], None]) -> tuple[Section, Section]:
+    """Return the sections of a run, as whoever looks at one that goes on elsewhere takes them."""
+    return (
+        Section("run", _run, lambda parts, entries, gone: take(entries)),
+        Section("run_steps", _run_steps, lambda parts, entries, gone: take_steps(entries, gone)),
+    )
+
+
+RUN_SECTIONS = (Section("run", _run, _take_nothing), Section("run_steps", _run_steps, _take_nothing))
+"""Of whoever has the run."""
+
+SECTIONS = (
+    Section("about", _about, _take_about),
+    Section("sources", lambda parts: dict(parts.client.sources), _take_sources),
+    Section("roles", _roles, _take_roles),
+    Section("deployment", _deployment, _take_deployment),
+    Section("counters", lambda parts: parts.context.counters.all(), _take_counters),
+    Section("places", lambda parts: parts.places.positions(), _take_places),
+    Section("lineage", _lineage, _take_lineage),
+    Section("snapshots", _snapshots, _take_snapshots),
+    Section("perf", _perf, _take_perf),
+    Section("messages", _messages, _take_messages),
+)
+"""In the order in which they are taken."""
+
+OF_KERNELS = Section("batches", _batches, _take_nothing)
+
+
+@dataclass(eq=False)
+class SharedRows:
+    """A list of rows that grows, of which the last one may still be amended."""
+
+    name: str
+    get: Callable[[], Rows | None]
+    put: Callable[[Rows], None]
+    _told: tuple[Rows | None, int, Row] = (None, 0, {})
+    """The list as it was told last: itself, its length and its last row."""
+
+    def news(self) -> Note | None:
+        """Return what came since; a note without a first row replaces all."""
+        rows = self.get()
+        if rows is None:
+            return None
+        known, count, last = self._told
+        now = len(rows)
+        tail = rows[now - 1] if now else {}
+        if known is rows and count == now and tail == last:
+            return None
+        grown = known is rows and now >= count > 0
+        first = count - 1 if grown else 0
+        self._told = (rows, now, tail)
+        entries: dict[Any, Any] = {index: rows[index] for index in range(first, now)}
+        return Note(self.name, entries, () if grown else ("all",))
+
+    def take(self, note: Note) -> None:
+        """Take over what was told."""
+        rows = self.get()
+        if rows is None or note.gone:
+            self.put(Rows())
+            rows = self.get()
+        if rows is None:  # of a run that is not known here
+            return
+        for index, row in sorted(note.entries.items()):
+            if index == len(rows):
+                rows.append(row)
+            elif index == len(rows) - 1 and rows[index] != row:
+                rows.amend(row)
+        self._told = (rows, len(rows), rows[len(rows) - 1] if len(rows) else {})
+
+
+@dataclass(eq=False)
+class SharedState:
+    """See the module's text; may be used from any thread."""
+
+    parts: Parts
+    told: Sequence[Section]
+    """What this side tells."""
+    taken: Sequence[Section]
+    """What it takes."""
+    rows: Sequence[SharedRows]
+    """Of which this side tells those it may change, and takes all."""
+    telling_rows: frozenset[str]
+    _known: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def news(self) -> tuple[Note, ...]:
+        """Return what has changed here since the last time, but for what was taken over."""
+        notes = []
+        with self._lock:
+            for section in self.told:
+                known = self._known.setdefault(section.name, {})
+                now = section.collect(self.parts)
+                changed = {key: value for key, value in now.items() if key not in known or not _same(known[key], value)}
+                gone = tuple(key for key in known if key not in now)
+                if changed or gone:
+                    known.update(changed)
+                    for key in gone:
+                        del known[key]
+                    notes.append(Note(section.name, changed, gone))
+            for rows in self.rows:
+                note = rows.news() if rows.name in self.telling_rows else None
+                if note is not None:
+                    notes.append(note)
+        return tuple(notes)
+
+    def take(self, notes: Sequence[Note]) -> None:
+        """Take over what the other side tells."""
+        by_name = {section.name: section for section in self.taken}
+        rows = {one.name: one for one in self.rows}
+        with self._lock:
+            for note in notes:
+                if note.section in rows:
+                    rows[note.section].take(note)
+                    continue
+                section = by_name.get(note.section)
+                if section is None:
+                    continue
+                section.take(self.parts, note.entries, note.gone)
+                if section in self.told:
+                    known, now = self._known.setdefault(section.name, {}), section.collect(self.parts)
+                    known.update({key: now[key] for key in note.entries if key in now})
+                    for key in note.gone:
+                        known.pop(key, None)
+
+
+class Notebook:
+    """All that was ever told, as whoever comes next needs it: the keeper's copy."""
+
+    def __init__(self) -> None:
+        self._sections: dict[str, dict[Any, Any]] = {}
+        self._rows: dict[str, Rows] = {}
+        """A run of days has a hundred thousand of them: kept as a history keeps them."""
+        self._lock = threading.Lock()
+
+    def take(self, notes: Sequence[Note]) -> None:
+        """Take over what was told."""
+        with self._lock:
+            for note in notes:
+                if note.section in ROWS:
+                    self._take_rows(note)
+                    continue
+                section = self._sections.setdefault(note.section, {})
+                for key in note.gone:
+                    section.pop(key, None)
+                section.update(note.entries)
+
+    def whole(self) -> tuple[Note, ...]:
+        """Return all of it, as notes."""
+        with self._lock:
+            rows = [Note(name, dict(enumerate(rows)), ("all",)) for name, rows in self._rows.items()]
+            return (*(Note(name, dict(section)) for name, section in self._sections.items()), *rows)
+
+    def _take_rows(self, note: Note) -> None:
+        name = note.section
+        SharedRows(name, lambda: self._rows.get(name), lambda rows: self._rows.update({name: rows})).take(note)
+
+    def section(self, name: str) -> dict[Any, Any]:
+        """Return one section."""
+        with self._lock:
+            return dict(self._sections.get(name, {}))
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    try:
+        return type(old) is type(new) and bool(old == new)
+    except Exception:  # of arrays, or of the user's own objects
+        return False
+
+
+def history_rows(parts: Parts) -> SharedRows:
+    """Return the history's rows."""
+
+    def put(rows: Rows) -> None:
+        parts.log.rows = rows
+
+    return SharedRows(ROWS[0], lambda: parts.log.rows, put)
+
+
+def run_rows(control: Callable[[], RunControl | None]) -> SharedRows:
+    """Return the rows of a run."""
+
+    def get() -> Rows | None:
+        now = control()
+        return None if now is None else now.record.rows
+
+    def put(rows: Rows) -> None:
+        now = control()
+        if now is not None:
+            now.record.rows = rows
+
+    return SharedRows(ROWS[1], get, put)
+
+
+# What belongs to a session, on its way between the user's kernel and the session's keeper: each side has its own of it.
+#
+# A batch is a list of references and the client to ask for them; in the other process it is the same references and *its* client.
+# So are handles, prompts, metrics. Everything else travels by value, the user's functions and classes too.
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, parts: Parts, hold: Callable[[int], None]) -> None:
+        super().__init__(file)
+        self._parts, self._hold = parts, hold
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Name what the other side has its own of."""
+        parts = self._parts
+        if isinstance(obj, ControllerClient):
+            if obj is not parts.client:
+                raise OptionError("it belongs to another session")
+            return ("client",)
+        if isinstance(obj, Lease):
+            self._hold(obj.call_id)
+            return ("lease", obj.call_id)
+        if isinstance(obj, ModelHandle):
+            parts.deployment.book.check(obj)
+            return ("handle", obj.name)
+        if isinstance(obj, Parts):
+            return ("parts",)
+        if isinstance(obj, Context):
+            return ("context",)
+        if isinstance(obj, HandleHost):
+            return ("host",)
+        if obj is not None and obj is parts.client.tokenizer:
+            return ("tokenizer",)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Take the lease of a column along, which by itself belongs to one process."""
+        if isinstance(obj, ColumnRef):
+            return ColumnRef, (obj.call_id, obj.name, obj.rows, obj.lease)
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, parts: Parts) -> None:
+        super().__init__(file)
+        self._parts = parts
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Give what this side has of it."""
+        parts, (kind, *rest) = self._parts, pid
+        match kind:
+            case "client":
+                return parts.client
+            case "lease":
+                return parts.client.lease(rest[0])
+            case "handle":
+                return parts.deployment.book.find(rest[0])
+            case "parts":
+                return parts
+            case "context":
+                return parts.context
+            case "host":
+                return parts.deployment.host
+            case "tokenizer":
+                return parts.client.tokenizer
+        raise pickle.UnpicklingError(f"nothing here is called {kind!r}")
+
+
+def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: None) -> bytes:
+    """Return something of a session as bytes.
+
+    Args:
+        parts: the session, on this side.
+        what: to be packed.
+        hold: told of every call whose columns travel along: the other side refers to them, too.
+
+    Raises:
+        OptionError: it holds what cannot travel, e.g. a lock, a file or another session.
+    """
+    file = io.BytesIO()
+    with users_by_value():
+        try:
+            _Pickler(file, parts, hold).dump(what)
+        except OptionError:
+            raise
+        except Exception as error:  # whatever the pickling of the user's objects raises
+            raise OptionError(
+                f"this cannot travel to the process that keeps the session: {error}. The run goes on there, with copies of what it "
+                "is given; make what cannot be copied (a lock, a file, a connection) inside your functions."
+            ) from error
+    return file.getvalue()
+
+
+def unpack(parts: Parts, packed: bytes) -> Any:
+    """Return what was packed, as of this side's session."""
+    return _Unpickler(io.BytesIO(packed), parts).load()

@@ -1,0 +1,5 @@
+"""Runs: the training loop, its checks and recovery, comparisons of several runs, and trackers.
+
+May import: core, algorithms, models, planner.perf, engine.calls, viz, diagnose, state, session.algorithm, session.client,
+session.context, session.parts, session.role_book, session.role_specs, session.streams.
+"""

@@ -1,0 +1,150 @@
+"""``Parts``: what a session is made of. Its facade passes calls on to them; training, comparing and reports use several."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import update_wrapper
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from hfsdk.core.call_events import Listener
+from hfsdk.core.checks import checked
+from hfsdk.run.run import CurrentRun
+from hfsdk.session.client import ControllerClient
+from hfsdk.session.context import Context, PendingSave
+from hfsdk.session.data import Sources
+from hfsdk.session.placing import Deployment
+from hfsdk.session.plans import Plans
+from hfsdk.session.predictions import Predictions
+from hfsdk.session.roles import Declarations
+from hfsdk.session.streams import StreamPlaces
+from hfsdk.session.views import Dataflows, HeldBatches, MemoryUse, Traces, session_view
+from hfsdk.state.checkpoint import Saveable
+from hfsdk.state.history import HistoryLog
+from hfsdk.state.saves import Saves
+from hfsdk.state.snapshots import Snapshots
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a session; each knows those below it alone."""
+
+    context: Context
+    batches: HeldBatches
+    pending_save: PendingSave
+    deployment: Deployment
+    declarations: Declarations
+    places: StreamPlaces
+    sources: Sources
+    log: HistoryLog
+    runs: CurrentRun
+    snapshots: Snapshots
+    saved: Saveable
+    saves: Saves
+    predictions: Predictions
+    plans: Plans
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """Return the parts of a new session."""
+        pending_save, places, runs = PendingSave(), StreamPlaces(), CurrentRun()
+        context.client.run_goes_on = lambda: runs.goes_on
+        deployment = Deployment(context, pending_save)
+        log = HistoryLog(context.client, deployment.book)
+        saved = Saveable(context, deployment, places, log)
+        predictions = Predictions(context, deployment)
+        return cls(
+            context=context,
+            batches=HeldBatches(context.client),
+            pending_save=pending_save,
+            deployment=deployment,
+            declarations=Declarations(context, deployment),
+            places=places,
+            sources=Sources(context, deployment.book, places),
+            log=log,
+            runs=runs,
+            snapshots=Snapshots(context, deployment, places, log, runs),
+            saved=saved,
+            saves=Saves(saved, pending_save, runs),
+            predictions=predictions,
+            plans=Plans(context, deployment, predictions),
+        )
+
+    @property
+    def client(self) -> ControllerClient:
+        """Who calls are sent through."""
+        return self.context.client
+
+    @property
+    def traces(self) -> Traces:
+        """The spans of the steps."""
+        return Traces(self.client)
+
+    @property
+    def dataflows(self) -> Dataflows:
+        """The calls of the steps and the columns between them."""
+        return Dataflows(self.client, self.context.cluster)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What every device holds through the current step."""
+        trace, context, deployment = self.traces.snapshot(), self.context, self.deployment
+        title = f"memory of {context.name}, {trace.title}"
+        return MemoryUse(trace, deployment.specs.values(), deployment.placement, context.cluster, title)
+
+    def view(self) -> dict[str, Any]:
+        """Return plain data of the session's card; does not wait."""
+        context = self.context
+        return session_view(
+            context.name, context.runtime, context.cluster, self.client, self.deployment.book, context.messages
+        )  # fmt: skip
+
+    @checked
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
+
+        An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
+        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on a thread of
+        the listener's own: it may look at the session, wait, and make calls, of which it is not told. One that raises is dropped.
+
+        Raises:
+            OptionError: it is no function.
+        """
+        self.client.check_open()
+        return self.client.listen(listener)
+
+
+class HasParts(Protocol):
+    """A facade over parts."""
+
+    _parts: Parts
+
+
+def parts_of(session: HasParts) -> Parts:
+    """Return what a session is made of, for what looks behind its facade: tests, benchmarks."""
+    return session._parts
+
+
+def delegate(part: Callable[[Parts], S], method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method of the facade that one of a part answers: with its signature, its text and its errors."""
+
+    def call(session: HasParts, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(part(session._parts), *args, **kwargs)
+
+    shown = inspect.signature(method)
+    first, *others = shown.parameters.values()
+    own = first.replace(name="self", annotation=inspect.Parameter.empty, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    passed_on: Any = update_wrapper(call, method)
+    passed_on.__signature__ = shown.replace(parameters=[own, *others])
+    passed_on.__qualname__ = inspect.unwrap(method).__qualname__ = f"Session.{method.__name__}"  # as errors name it
+    return call
+
+
+def itself(parts: Parts) -> Parts:
+    """Return the parts, for :func:`delegate`: what several of them answer together."""
+    return parts

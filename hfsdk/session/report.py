@@ -1,0 +1,97 @@
+"""``report``: a session as one offline HTML file; what draws it is loaded when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hfsdk.core.batch import Batch
+from hfsdk.core.checks import checked
+from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
+from hfsdk.core.files import as_path
+from hfsdk.models import ActorModel
+from hfsdk.session.parts import Parts
+from hfsdk.viz.drawn import picture_of
+from hfsdk.viz.report import write_report
+from hfsdk.viz.tables import batch_html, metrics_html, session_html
+
+
+@checked
+def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Path:  # noqa: D417
+    """Write one offline HTML file with everything that can be looked at: placement, training, dataflow, timeline, memory, ...
+
+    A file that is there is replaced when this one is complete, with a notice unless this process wrote it; a link there is
+    replaced too, never followed.
+
+    Of a closed session it has what stays readable (see :meth:`close`).
+
+    Args:
+        path: the file to write, ``.html``; its folder must exist.
+        batch: whose samples to show; by default the last one of :meth:`train`.
+
+    Returns:
+        The path.
+
+    Raises:
+        OptionError: the file's name does not end with .html, or its folder does not exist.
+        OutputError: it cannot be written; what was there is unchanged.
+    """
+    target = as_path(path, "a report")
+    if target.suffix != ".html" or not target.parent.is_dir():
+        raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
+
+    return session_report(parts, target, batch)
+
+
+# The report of a session: everything that can be looked at, in one offline HTML file.
+
+
+def session_report(parts: Parts, path: Path, batch: Batch | None) -> Path:
+    """Write the report; see ``Session.report``."""
+    run = parts.runs.run
+    batch = batch if batch is not None else getattr(run.last, "batch", None) if run is not None else None
+    loaded = {role["name"] for role in parts.view()["roles"] if role["state"] == "loaded"}  # a report loads nothing
+    moved = [h for h in parts.deployment.book if isinstance(h, ActorModel) and h.name in loaded]
+    sections: list[tuple[str, Callable[[], str]]] = [
+        ("Session", lambda: session_html(parts.view())),
+        ("Placement", lambda: picture_of(parts.deployment.live()).to_html()),
+        ("Training", lambda: "" if run is None else picture_of(run).to_html()),
+        ("Dataflow of the last step", lambda: picture_of(parts.dataflows).to_html()),
+        ("Timeline of the last step", lambda: picture_of(parts.traces).to_html()),
+        ("Memory", lambda: picture_of(parts.memory).to_html()),
+        *((f"Resharding of {actor.name}", partial(_reshard, actor)) for actor in moved),
+        ("Tokens", lambda: "" if batch is None else picture_of(batch.tokens()).to_html()),
+        ("Batch", lambda: "" if batch is None else batch_html(batch.view())),
+        ("History", lambda: _history(parts)),
+    ]
+    drawn = [(heading, _section(draw)) for heading, draw in sections]
+    return write_report(
+        path, f"hfsdk: {parts.context.name}", [(heading, html) for heading, html in drawn if html], parts.context.notice
+    )
+
+
+def _section(draw: Callable[[], str]) -> str:
+    """Draw one section; one that cannot be drawn says why, and the others are written all the same."""
+    try:
+        return draw()
+    except SimulatedValueError:
+        return ""  # a simulation has times and shapes, no values
+    except Exception as error:
+        return f'<p class="hf-bad">not drawn: {escape(f"{type(error).__name__}: {error}")}</p>'
+
+
+def _reshard(handle: ActorModel) -> str:
+    try:
+        report = handle.last_reshard
+    except HfsdkError:
+        return ""  # nothing was moved yet
+    return picture_of(report).to_html()
+
+
+def _history(parts: Parts) -> str:
+    rows: list[Any] = [row for row in parts.log.history().path() if row["kind"] == "step"]
+    table = metrics_html(rows) if rows else ""
+    return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'

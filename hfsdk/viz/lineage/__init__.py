@@ -1,4 +1,0 @@
-"""Branches of a session: snapshots, rewinds, forks: view and drawing.
-
-May import: core, resharding, viz.frame, viz.plain, viz.svg.
-"""

@@ -1,4 +1,0 @@
-"""Who holds what on each device: the view that its module draws.
-
-May import: core, resharding, viz.frame, viz.plain.
-"""
