@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 import hfsdk as hf
-from hfsdk.core.asked_from import user_frame, warn_user
+from hfsdk.core.user_line import user_frame, warn_user
 
 
 def test_a_notice_names_the_line_that_brought_it(tmp_path):
@@ -31,7 +31,7 @@ def test_a_thread_of_hfsdk_has_no_line_of_the_users(monkeypatch):
 
 
 def test_a_warning_without_a_line_of_the_users_is_told_all_the_same(monkeypatch):
-    monkeypatch.setattr("hfsdk.core.asked_from.user_frame", lambda: None)
+    monkeypatch.setattr("hfsdk.core.user_line.user_frame", lambda: None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn_user("a notice")

@@ -20,7 +20,7 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.core.checks import AnyNumber, Length, Name, Within, check_fields, checked, shown
 from hfsdk.core.errors import LayoutError, OptionError
-from hfsdk.core.rules import MOST_CHARACTERS, Refused, rule_of
+from hfsdk.core.rules import MOST_CHARACTERS, Refusal, rule_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,7 @@ def test_a_slice_is_of_whole_numbers():
     take = rule_of(slice).take
     assert take(slice(np.int64(1), None)) == slice(1, None)
     for wrong in (slice("a", 2), slice(0, 1.5), slice(0, 2, 0), 3):
-        assert isinstance(take(wrong), Refused)
+        assert isinstance(take(wrong), Refusal)
 
 
 @each("function", [lambda: 0, lambda a, b: 0, lambda *, a: 0])
@@ -305,7 +305,7 @@ def test_fields_are_checked_by_their_declaration_and_made_plain():
 
 def test_a_refusal_inside_a_union_is_told_where_it_is():
     taken = rule_of(str | Sequence[int]).take([1, "2"])
-    assert isinstance(taken, Refused)
+    assert isinstance(taken, Refusal)
     assert (taken.at, taken.value) == ("[1]", "2")
 
 

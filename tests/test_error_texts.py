@@ -83,7 +83,7 @@ def in_use(it):
         name, near = "exp7", False
 
         def ask(self, request):
-            return Reply(k.Refused(k.Kernel(4711, "laptop", 0.0), 2.5, seen=False))
+            return Reply(k.SessionTaken(k.Kernel(4711, "laptop", 0.0), 2.5, seen=False))
 
         def leave(self):
             pass

@@ -86,7 +86,7 @@ class TestHarmless:
         assert not hasattr(batch, "__array__")
 
     def test_an_error_inside_a_property_is_its_own(self):
-        class Broken(hints.Guided):
+        class Broken(hints.AttributeHints):
             @property
             def size(self):
                 return self.nothing.of_it

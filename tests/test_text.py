@@ -10,10 +10,10 @@ from expect import each
 
 import hfsdk as hf
 from hfsdk.core import errors
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.table import Table
 from hfsdk.core.text import printable
 from hfsdk.core.trace import Trace
+from hfsdk.core.user_line import warn_user
 
 ORDERS = "\x1b[31m\x1b]0;owned\x07 \x9b2J \x7f \r \x00 \x85 \u202eback \u2066"
 FOUND = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

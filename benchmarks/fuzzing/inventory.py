@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import hfsdk as hf
-from hfsdk.core.hints import Computed
+from hfsdk.core.hints import CompletableProperty
 
 MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""
@@ -189,7 +189,7 @@ def classes() -> list[type]:
 def _returned(cls: type) -> Iterator[str]:
     for name in dir(cls):
         value = inspect.getattr_static(cls, name)
-        function = value.fget if isinstance(value, property | Computed) else getattr(value, "__func__", value)
+        function = value.fget if isinstance(value, property | CompletableProperty) else getattr(value, "__func__", value)
         if inspect.isfunction(function) and (not name.startswith("_") or name in DUNDERS):
             yield str(function.__annotations__.get("return", ""))
 

@@ -28,7 +28,7 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import ModelSpec
 from hfsdk.core.table import Table
-from hfsdk.engine.worker.role_engine import HostedRole
+from hfsdk.engine.worker.role_engine import RoleEngine
 from on_gpu import stage
 from on_gpu.stage import QWEN_1_5B, SMALL, Setting, write_model
 
@@ -44,7 +44,7 @@ MOST = {
 Numbers = dict[str, list[float]]
 
 
-def gradient(hosted: HostedRole, table: Table) -> Numbers:
+def gradient(hosted: RoleEngine, table: Table) -> Numbers:
     """Return what one pass forwards and backwards gives."""
     found = {"log_probs": stage.log_probs(hosted, table).flat.tolist()}
     lengths = table.ragged("response").lengths
@@ -56,7 +56,7 @@ def gradient(hosted: HostedRole, table: Table) -> Numbers:
     return found | {"loss": [metrics["loss"]], "grad_norm": [norm]}
 
 
-def steps(hosted: HostedRole, table: Table) -> Numbers:
+def steps(hosted: RoleEngine, table: Table) -> Numbers:
     """Return what three optimizer steps give."""
     before = stage.log_probs(hosted, table).flat.tolist()
     taken = [stage.update(hosted, table)[0] for _ in range(3)]
@@ -65,7 +65,7 @@ def steps(hosted: HostedRole, table: Table) -> Numbers:
     return {"log_probs": before, "losses": losses, "grad_norm": [taken[0]["grad_norm"]], "log_probs_after": after}
 
 
-def parts(small: bool) -> dict[str, tuple[ModelSpec, Callable[[HostedRole, Table], Numbers]]]:
+def parts(small: bool) -> dict[str, tuple[ModelSpec, Callable[[RoleEngine, Table], Numbers]]]:
     """Return what is recorded: a model, and what is asked of it."""
     whole, few = (SMALL, replace(SMALL, num_layers=1)) if small else (QWEN_1_5B, replace(QWEN_1_5B, num_layers=8))
     return {"gradient": (whole, gradient), "steps": (few, steps)}

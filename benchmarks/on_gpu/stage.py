@@ -21,7 +21,7 @@ from hfsdk.core.runtime import Assignment
 from hfsdk.core.spec import SCALAR_HEAD_NAMES, ModelSpec
 from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.process.safepoint import SafePoint
-from hfsdk.engine.worker.role_engine import HostedRole
+from hfsdk.engine.worker.role_engine import RoleEngine
 from hfsdk.engine.worker.role_host import WorkerSetup
 from hfsdk.engine.worker.worker import Worker
 
@@ -186,14 +186,14 @@ class Likelihood:
         return lambda out, b: -out.log_probs
 
 
-def update(hosted: HostedRole, table: Table) -> list[dict[str, float]]:
+def update(hosted: RoleEngine, table: Table) -> list[dict[str, float]]:
     """Take one optimizer step on all rows; return its metrics."""
     lengths = table.ragged("response").lengths
     plan = plan_update(table.ragged("prompt").lengths + lengths, lengths, 1, 1, 1, hosted.spec.micro_batch_tokens, seed=0)
     return list(hosted.run("update", table, Assignment(arguments=Learning(function=Likelihood()), mini_batches=plan), NEVER)[1])
 
 
-def log_probs(hosted: HostedRole, table: Table) -> Ragged:
+def log_probs(hosted: RoleEngine, table: Table) -> Ragged:
     """Return the log-probs of the responses."""
     lengths = table.ragged("prompt").lengths + table.ragged("response").lengths
     micro_batches = plan_pass(lengths, 1, hosted.spec.micro_batch_tokens).micro_batches[0]

@@ -59,11 +59,11 @@ class ClipCov(ClipCovOptions, GRPO):
     @checked
     def with_advantages(self, batch: Batch) -> Batch:
         """Return the batch with advantages, and ``covariance_mask``: 1 on the drawn tokens."""
-        return Drawn.of(self).over(super().with_advantages(batch))
+        return DrawnTokens.of(self).over(super().with_advantages(batch))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn(ClipCovOptions, Marks):
+class DrawnTokens(ClipCovOptions, Marks):
     """Marks tokens drawn from those whose covariance is within the bounds."""
 
     def marked(self, covariances_T: Tensor) -> Tensor:

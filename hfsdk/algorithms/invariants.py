@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import InvariantWarning
 from hfsdk.core.gap import GAP_TOLERANCE
+from hfsdk.core.user_line import warn_user
 
 RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 """How far the ratio may be from 1 before anything is updated, by the trainer's dtype."""

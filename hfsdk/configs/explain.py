@@ -19,9 +19,20 @@ from hfsdk.configs.batch_arithmetic import batch_rows
 from hfsdk.configs.model import COUNTED_WHOLE, Model, head_findings, lengthened, specs_of
 from hfsdk.configs.phase_memory import PhaseMemory, fit_findings, layouts_text, memory_by_phase, states_text
 from hfsdk.configs.settings import Settings
-from hfsdk.configs.sources import Given, open_config, system_named
-from hfsdk.configs.step_code import StepCode, code_of
-from hfsdk.configs.step_config import BROKEN, NOTE, PHASES, UNREAD, Finding, RoleConfig, RolloutConfig, Row, States, StepConfig
+from hfsdk.configs.sources import SourceConfig, open_config, system_named
+from hfsdk.configs.step_code import StepProgram, code_of
+from hfsdk.configs.step_config import (
+    BROKEN,
+    NOTE,
+    PHASES,
+    UNREAD,
+    ArithmeticRow,
+    Finding,
+    RoleConfig,
+    RolloutConfig,
+    States,
+    StepConfig,
+)
 from hfsdk.configs.unread_keys import GENERATED, IN_WORDS, LEARNING, MEMORY, SECONDS, SIZES, Unread, unread_of
 from hfsdk.core.checks import Count, Name, checked, shown
 from hfsdk.core.cluster import DEVICES, ClusterSpec
@@ -53,7 +64,7 @@ class Explanation:
 
     step: StepConfig
     """The step as the keys that were read have it: its numbers hold without those of :attr:`withheld`."""
-    arithmetic: tuple[Row, ...]
+    arithmetic: tuple[ArithmeticRow, ...]
     """From prompts to optimizer steps and tokens."""
     memory: tuple[PhaseMemory, ...]
     """Of one device of each pool, by phase; empty where the actor's size is not known, or a key not read could change it."""
@@ -251,7 +262,7 @@ def _in_given_names(unread: Unread, renamed: Mapping[str, str]) -> Unread:
     )
 
 
-def _read(given: Given, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
+def _read(given: SourceConfig, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
     def settings(release: str, defaults: Mapping[str, Any]) -> Settings:
         return Settings(what=given.what, release=f"{given.system} {release}", given=given.keys, defaults=defaults, runs=given.runs)
 
@@ -331,16 +342,16 @@ def _explained(
     )  # fmt: skip
 
 
-def _shown(row: Row, withheld: Mapping[str, tuple[str, ...]]) -> Row:
+def _shown(row: ArithmeticRow, withheld: Mapping[str, tuple[str, ...]]) -> ArithmeticRow:
     """Return a row of the arithmetic, without its number where a key that is not read could change it."""
     kind = SIZES if SIZES in withheld else GENERATED if row.name == "tokens generated" else ""
     if kind not in withheld:
         return row
     keys = ", ".join(withheld[kind][:MOST_NAMED])
-    return Row(name=row.name, value=None, how=f"{keys} could change {IN_WORDS[kind]}, and is not read")
+    return ArithmeticRow(name=row.name, value=None, how=f"{keys} could change {IN_WORDS[kind]}, and is not read")
 
 
-def _with_comment(code: StepCode, withheld: Mapping[str, tuple[str, ...]]) -> StepCode:
+def _with_comment(code: StepProgram, withheld: Mapping[str, tuple[str, ...]]) -> StepProgram:
     keys = withheld.get(LEARNING, ())
     return replace(code, comments=(*code.comments, *(f"not carried over: {key}" for key in keys)))
 

@@ -45,7 +45,7 @@ WRITE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Given:
+class SourceConfig:
     """A configuration as it was given."""
 
     what: str
@@ -72,7 +72,7 @@ class _Command:
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Given:
+def open_config(config: Any, overrides: Iterable[str], system: str | None) -> SourceConfig:
     """Return a configuration's keys and whose it is.
 
     Raises:
@@ -91,7 +91,7 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> Gi
     elif found == "TRL":
         keys, apart = trl.saved_by_a_run(keys, known=lambda key: is_of_release("TRL", key))
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
-    return Given(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs, assumed=command.assumed)
+    return SourceConfig(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs, assumed=command.assumed)
 
 
 def _without(keys: dict[str, Any], dropped: Iterable[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Declaration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCode:
+class StepProgram:
     """The calls of one step."""
 
     cluster: ClusterSpec
@@ -114,7 +114,7 @@ def _score(completions: list[str]) -> list[float]:
 
 def code_of(
     step: StepConfig, specs: Specs, cluster: ClusterSpec, *, simulated: bool = True
-) -> tuple[StepCode, Trace | None, str]:  # fmt: skip
+) -> tuple[StepProgram, Trace | None, str]:  # fmt: skip
     """Return the step in hfsdk, its simulated trace, and why there is none.
 
     Args:
@@ -131,7 +131,7 @@ def code_of(
         return next(_candidates(step, specs, cluster)), None, told
     if any(specs[role.name] is None for role in step.roles):
         return next(_candidates(step, specs, cluster)), None, _unknown(step, specs)
-    first: StepCode | None = None
+    first: StepProgram | None = None
     for candidate in _candidates(step, specs, cluster):
         first = first or candidate
         try:
@@ -160,7 +160,7 @@ def _unknown(step: StepConfig, specs: Specs) -> str:
     )
 
 
-def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterator[StepCode]:
+def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterator[StepProgram]:
     """Yield the step in its own layouts; where weights are cut over dp with more and more tensor parallelism; and offloaded."""
     cut, tp = any(role.states.weights_over > 1 for role in step.roles), 1
     yield _step_code(step, specs, cluster, None)
@@ -172,7 +172,7 @@ def _candidates(step: StepConfig, specs: Specs, cluster: ClusterSpec) -> Iterato
     yield _step_code(step, specs, cluster, tp if cut else None, offload=True)
 
 
-def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | None, *, offload: bool = False) -> StepCode:
+def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | None, *, offload: bool = False) -> StepProgram:
     comments = [f"one step of {step.system} {step.release} ({step.algorithm})"]
     if tp is not None:
         comments.append(f"{step.roles[0].states.name} cuts weights over its ranks; here tensor parallelism of {tp} does")
@@ -199,7 +199,7 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
         placement = "colocate"
     elif step.placed is not None:
         placement = step.placed
-    return StepCode(
+    return StepProgram(
         cluster=cluster, declarations=tuple(declared), placement=placement, prompts=step.prompts,
         prompt_tokens=step.prompt_tokens, algorithm=algorithm, comments=tuple(comments),
     )  # fmt: skip

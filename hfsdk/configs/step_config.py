@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ArithmeticRow:
     """One line of the batch arithmetic."""
 
     name: str

@@ -16,7 +16,7 @@ from hfsdk.core.checks import Index, Name, checked, is_whole, shown
 from hfsdk.core.columns import COLUMNS, NEW_LOG_PROBS, PER_TOKEN, column_lines, hint_for
 from hfsdk.core.errors import ColumnError, OptionError, SimulatedValueError
 from hfsdk.core.functions import Shipped
-from hfsdk.core.hints import BATCH, Guided, Offering
+from hfsdk.core.hints import BATCH, AttributeHints, PublicNames
 from hfsdk.core.pending import Client, ColumnRef, Lease, Pending, Value
 from hfsdk.core.table import Array, Column, Ragged, RowNumbers, Table, as_column, row_numbers
 from hfsdk.core.text import printable
@@ -31,7 +31,7 @@ MOST_ROWS = 10_000_000
 """Of a column that a user gives: what is more is a typo, and takes gigabytes."""
 
 
-class Batch(Guided, Offering, Pending):
+class Batch(AttributeHints, PublicNames, Pending):
     """Samples by reference: a table to which every call adds columns. Made by ``session.prompts(...)`` and ``session.batch(...)``.
 
     ``batch["scores"]`` waits for a column and brings it here; ``batch[:8]`` is a batch of the first rows; ``batch.text()``,

@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, overload
 
 from hfsdk.core.errors import HfsdkError, OptionError
 from hfsdk.core.other_names import ARGUMENTS, ELSEWHERE, unknown_name
-from hfsdk.core.rules import ANYTHING, NONFINITE, Length, OneOf, Refused, Rule, Within, is_whole, rule_of, shown
+from hfsdk.core.rules import ANYTHING, NONFINITE, Length, OneOf, Refusal, Rule, Within, is_whole, rule_of, shown
 
 __all__ = [
     "AnyNumber", "Count", "Fraction", "Index", "Length", "Name", "NamedFields", "NonNegative", "OneOf", "Positive", "Title",
@@ -124,7 +124,7 @@ def check_fields(options: Any, error: type[HfsdkError] = OptionError) -> None:
         value = getattr(options, name)
         taken = rule.take(value)
         if taken is not value:
-            if type(taken) is Refused:
+            if type(taken) is Refusal:
                 raise error(_complaint(type(options).__name__, name, rule, value, taken))
             object.__setattr__(options, name, taken)  # the dataclass may be frozen
 
@@ -149,7 +149,7 @@ def check_options(what: str, **given: tuple[object, Any]) -> None:
     for name, (value, wanted) in given.items():
         rule = rule_of(wanted)
         taken = rule.take(value)
-        if type(taken) is Refused:
+        if type(taken) is Refusal:
             raise OptionError(_complaint(what, name, rule, value, taken))
 
 
@@ -188,7 +188,7 @@ class _Parameters:
         for i, (value, (name, rule)) in enumerate(zip(args, rules, strict=False)):
             taken = rule.take(value)
             if taken is not value:
-                if type(taken) is Refused:
+                if type(taken) is Refusal:
                     raise self._error(_complaint(self._what(args), name, rule, value, taken))
                 given = [*given[:i], taken, *given[i + 1 :]]
         return given
@@ -201,7 +201,7 @@ class _Parameters:
                 raise self._error(unknown_name(self._what(args), name, self._names(), ARGUMENTS, ELSEWHERE, "argument"))
             taken = rule.take(value)
             if taken is not value:
-                if type(taken) is Refused:
+                if type(taken) is Refusal:
                     raise self._error(_complaint(self._what(args), name, rule, value, taken))
                 kwargs[name] = taken
         return kwargs
@@ -226,7 +226,7 @@ class _Parameters:
         return f"{owner}.{name}".removesuffix(".__init__") if owner else name
 
 
-def _complaint(what: str, name: str, rule: Rule, value: object, refused: Refused) -> str:
+def _complaint(what: str, name: str, rule: Rule, value: object, refused: Refusal) -> str:
     found = f"{name}{refused.at}={shown(refused.value if refused.at else value)}"
     return f"{what + ': ' if what else ''}{name} must be {refused.wanted or rule.one}; got {found}"
 

@@ -244,7 +244,7 @@ class _Matrix:
         cells = [[*at, *cell] for at, cell in sorted(self._cells.items())]
         return {"by": by, "writers": writers, "readers": readers, "cells": cells}
 
-    def _add(self, writer: int, reader: int, piece: Piece, far: bool, which: str) -> None:
+    def _add(self, writer: int, reader: int, piece: ObjectRead, far: bool, which: str) -> None:
         cell = self._cells.setdefault((writer, reader), [0, 0, 0, which])
         cell[1] += piece.num_bytes
         cell[2] += piece.num_bytes * far
@@ -430,7 +430,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ObjectRead:
     """What a rank reads of one object."""
 
     holder: int
@@ -446,7 +446,7 @@ class Share:
     """Ranks that read the same, and what each of them reads."""
 
     ranks: tuple[int | None, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ObjectRead, ...]
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import CheckpointError, OptionError, OutputError
 from hfsdk.core.store import AnyPath, StorePath, is_address
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.untrusted import has_file, open_file, read_file
+from hfsdk.core.user_line import warn_user
 
 SAVE = "save.json"
 """What a save says of itself, in its folder: see ``hfsdk.state.checkpoint_index``."""

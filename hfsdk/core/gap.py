@@ -50,13 +50,13 @@ class Scored:
     """Boxes that are the trainer's, by fingerprint."""
     unproven: int = 0
     """Boxes that nobody can compare: packed kernels, or a trainer on another pool."""
-    inside: Inside | None = None
+    inside: HiddenStates | None = None
     cached: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(Row, response token) -> its log-probability behind the prefix cache."""
 
 
 @dataclass(frozen=True, eq=False)
-class Inside:
+class HiddenStates:
     """Hidden states before one token, of one engine on one rank."""
 
     engine: str
@@ -193,7 +193,7 @@ def is_rounding(gap: Array, dtype: str) -> bool:
     return mean <= GAP_TOLERANCE[dtype]["mean"] and largest <= GAP_TOLERANCE[dtype]["max"]
 
 
-def layer_gaps(insides: Sequence[Inside], places: Sequence[str]) -> tuple[LayerGap, ...]:
+def layer_gaps(insides: Sequence[HiddenStates], places: Sequence[str]) -> tuple[LayerGap, ...]:
     """Return every place's distance from transformers in fp32, of what all ranks saw together."""
     seen: dict[str, dict[str, Array]] = {}
     for inside in insides:

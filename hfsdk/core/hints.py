@@ -1,4 +1,4 @@
-"""What people type after an object's dot that is not there: `Guided` says what does it here.
+"""What people type after an object's dot that is not there: `AttributeHints` says what does it here.
 
 The names are those of TRL, transformers, verl, torch and pandas.
 """
@@ -91,7 +91,7 @@ RUN = {
 }  # fmt: skip
 
 
-class Guided:
+class AttributeHints:
     """Base of classes that say of an attribute they lack what does it here."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -113,7 +113,8 @@ class Guided:
         return next((said for names, said in self._elsewhere.items() if name in names.split()), "")
 
 
-# What Tab offers after an object's dot: `Offering` leaves out what nobody types, `Computed` are attributes that Tab may look into.
+# What Tab offers after an object's dot: `PublicNames` leaves out what nobody types, `CompletableProperty` are
+# attributes that Tab may look into.
 #
 # A property may do anything, so that IPython computes none for Tab, and ``session.models.`` would offer nothing. What stands below
 # ``@Computed`` waits for nothing.
@@ -122,7 +123,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Offering:
+class PublicNames:
     """Base of classes some of whose public names are for the rest of hfsdk alone."""
 
     _inner: ClassVar[tuple[str, ...]] = ()
@@ -132,7 +133,7 @@ class Offering:
         return [name for name in super().__dir__() if name not in type(self)._inner]
 
 
-class Computed(Generic[S, T]):
+class CompletableProperty(Generic[S, T]):
     """A read-only attribute of a class, like a property."""
 
     def __init__(self, function: Callable[[S], T]) -> None:

@@ -139,7 +139,7 @@ def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions
     if isinstance(max_positions, int) and max_positions > reached:  # vLLM keeps a table of these
         known = f"factor x {scaling.original_max_positions} = {reached:g}"
         raise OptionError(f"max_position_embeddings={max_positions} is beyond {known}")
-    weights = _Weights(mscale=numbers.get("mscale"), mscale_all_dim=numbers.get("mscale_all_dim"))
+    weights = _AttentionFactors(mscale=numbers.get("mscale"), mscale_all_dim=numbers.get("mscale_all_dim"))
     if scaling.attention_factor is not None or not weights.mscale or not weights.mscale_all_dim:
         return scaling
     attention = _attention(scaling.factor, weights.mscale) / _attention(scaling.factor, weights.mscale_all_dim)
@@ -147,7 +147,7 @@ def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Weights:
+class _AttentionFactors:
     """DeepSeek's two weights of the attention factor; with only one of them, or zero, neither counts."""
 
     mscale: Annotated[float, Within(0, 10**6)] | None

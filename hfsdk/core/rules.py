@@ -150,7 +150,7 @@ def _within(rule: Rule, hint: Any, bounds: Bounds) -> Rule:
 
     def take(value: Any) -> Any:
         number = take_number(value)
-        return number if type(number) is Refused or not bounds.finite or bounds.holds(number) else NO
+        return number if type(number) is Refusal or not bounds.finite or bounds.holds(number) else NO
 
     one = " ".join(filter(None, words))
     return Rule(take, one, one.removeprefix("a ").replace("number", "numbers", 1))
@@ -164,7 +164,7 @@ def _sized(rule: Rule, length: Length) -> Rule:
             return NO
         as_it_is = isinstance(value, str) and (len(value) > MOST_CHARACTERS or not length.encoded)
         taken = value if as_it_is else inner(value)
-        return taken if type(taken) is Refused or length.least <= len(taken) <= length.most else NO
+        return taken if type(taken) is Refusal or length.least <= len(taken) <= length.most else NO
 
     unit = "characters" if rule.one == "a text" else "items"
     return Rule(take, f"{rule.one} {length.words} {unit}", f"{rule.many} {length.words} {unit}")
@@ -185,7 +185,7 @@ def _either(hints: tuple[Any, ...]) -> Rule:
         most_telling = NO
         for one in takes:
             taken = one(value)
-            if type(taken) is not Refused:
+            if type(taken) is not Refusal:
                 return taken
             if taken is not NO:
                 most_telling = taken
@@ -228,11 +228,11 @@ def _is_short(values: Sequence[Any]) -> bool:
 def _items(values: Any, item: Rule) -> Any:
     if isinstance(values, list | tuple | set | frozenset):
         if len(values) > MOST_ITEMS:
-            return Refused(f"at most {MOST_ITEMS:,} items")
+            return Refusal(f"at most {MOST_ITEMS:,} items")
         few: Iterable[Any] = values
     elif isinstance(values, Sequence):
         if not _is_short(values):
-            return Refused(f"at most {MOST_ITEMS:,} items")
+            return Refusal(f"at most {MOST_ITEMS:,} items")
         few = itertools.islice(values, LOOKED_AT)
     else:
         return values  # looking would use a generator up
@@ -242,8 +242,8 @@ def _items(values: Any, item: Rule) -> Any:
     taken = []
     for i, value in enumerate(few):
         new = item.take(value)
-        if type(new) is Refused:
-            return Refused(at=f"[{i}]{new.at}", value=new.value if new.at else value)
+        if type(new) is Refusal:
+            return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value)
         changed = changed or new is not value
         taken.append(new)
     return type(values)(taken) if changed and type(values) in (list, tuple, set, frozenset) else values
@@ -270,8 +270,8 @@ def _tuple(args: tuple[Any, ...]) -> Rule:
             return NO
         taken = tuple(rule.take(one) for rule, one in zip(rules, value, strict=True))
         for i, new in enumerate(taken):
-            if type(new) is Refused:
-                return Refused(at=f"[{i}]{new.at}", value=new.value if new.at else value[i])
+            if type(new) is Refusal:
+                return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value[i])
         same = type(value) is tuple and all(map(operator.is_, taken, value))
         return value if same else taken
 
@@ -288,10 +288,10 @@ def _mapping(kind: Any, key: Any, item: Any) -> Rule:
         taken = {}
         for name, one in value.items():
             new_name, new = keys.take(name), items.take(one)
-            if type(new_name) is Refused:
-                return Refused(at=" with the key", value=name)
-            if type(new) is Refused:
-                return Refused(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else one)
+            if type(new_name) is Refusal:
+                return Refusal(at=" with the key", value=name)
+            if type(new) is Refusal:
+                return Refusal(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else one)
             taken[new_name] = new
         same = all(map(operator.is_, taken, value)) and all(map(operator.is_, taken.values(), value.values()))
         return value if same else taken
@@ -368,7 +368,7 @@ NONFINITE = Bounds(finite=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
+class Refusal:
     """A rule's no.
 
     Attributes:
@@ -382,7 +382,7 @@ class Refused:
     value: Any = None
 
 
-NO = Refused()
+NO = Refusal()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -438,7 +438,7 @@ def _take_int(value: Any) -> Any:
         if not is_whole(value):
             return NO
         value = int(value)
-    return value if -(2**63) <= value < 2**63 else Refused("a whole number of at most 64 bits")
+    return value if -(2**63) <= value < 2**63 else Refusal("a whole number of at most 64 bits")
 
 
 def take_any_float(value: Any) -> Any:
@@ -457,7 +457,7 @@ def take_any_float(value: Any) -> Any:
 
 def _take_float(value: Any) -> Any:
     value = take_any_float(value)
-    return value if type(value) is Refused or math.isfinite(value) else NO
+    return value if type(value) is Refusal or math.isfinite(value) else NO
 
 
 def _take_bool(value: Any) -> Any:
@@ -469,9 +469,9 @@ def _take_text(value: Any) -> Any:
     if not isinstance(value, str):
         return NO
     if len(value) > MOST_CHARACTERS:
-        return Refused(f"a text of at most {MOST_CHARACTERS:,} characters")
+        return Refusal(f"a text of at most {MOST_CHARACTERS:,} characters")
     if not value.isascii() and not _is_unicode(value):
-        return Refused("a text without lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form")
+        return Refusal("a text without lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form")
     return value if type(value) is str else "".join([value])
 
 
@@ -480,7 +480,7 @@ def take_slice(value: Any) -> Any:
     if not isinstance(value, slice) or value.step == 0:
         return NO
     ends = [end if end is None else _take_int(end) for end in (value.start, value.stop, value.step)]
-    return NO if any(type(end) is Refused for end in ends) else slice(*ends)
+    return NO if any(type(end) is Refusal for end in ends) else slice(*ends)
 
 
 def _is_unicode(text: str) -> bool:
@@ -500,11 +500,11 @@ def take_path(value: Any) -> Any:
     if not isinstance(text, str):
         return NO
     if len(text) > MOST_OF_PATH or CONTROL.search(text) or not _is_unicode(text):
-        return Refused(f"a path of at most {MOST_OF_PATH:,} bytes without control characters or lone surrogates")
+        return Refusal(f"a path of at most {MOST_OF_PATH:,} bytes without control characters or lone surrogates")
     if len(text) > MOST_OF_PART or not text.isascii():
         longest = max(len(part.encode()) for part in text.split(os.sep))
         if longest > MOST_OF_PART or len(text.encode()) > MOST_OF_PATH:
-            return Refused(f"a path of at most {MOST_OF_PATH:,} bytes, {MOST_OF_PART} in each name")
+            return Refusal(f"a path of at most {MOST_OF_PATH:,} bytes, {MOST_OF_PART} in each name")
     return value
 
 

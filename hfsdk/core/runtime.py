@@ -152,7 +152,7 @@ class StateGoneError(Exception):
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateCopy:
     """A copy of a trained role's state, as its workers keep it: in the host memory of their processes, each its own part."""
 
     number: int
@@ -202,7 +202,7 @@ class Weights:
 
 
 @dataclass(frozen=True, eq=False)
-class Taker:
+class ShadowReceiver:
     """The shadow that takes weights straight from the ranks that give them, while they do."""
 
     trained: RoleSpec
@@ -236,7 +236,7 @@ class Work:
     """Weights of the trained role that a shadow takes over before it carries the call out."""
     version: int = 0
     """Which weights a shadow must have: a number that grows with every change of the trained role."""
-    taker: Taker | None = None
+    taker: ShadowReceiver | None = None
     """Of a call that gives weights straight to a shadow, whose pool does nothing else meanwhile."""
 
 
@@ -329,7 +329,7 @@ class Runtime(Protocol):
         """Take a role's state out, whatever its layout; the role stays as it is."""
         ...
 
-    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+    def keep(self, role: str, pool: Pool, number: int) -> StateCopy:
         """Copy a role's state, where it lives; the role stays as it is."""
         ...
 
@@ -341,15 +341,15 @@ class Runtime(Protocol):
         """Look at the nodes of the cluster; where one has left and there is another like it, that one takes its place."""
         ...
 
-    def holds(self, kept: Kept) -> bool:
+    def holds(self, kept: StateCopy) -> bool:
         """Return whether every worker that holds a part of a kept state is still there."""
         ...
 
-    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
         """Give a loaded role a kept state, whatever the layouts of the two."""
         ...
 
-    def forget(self, kept: Kept) -> None:
+    def forget(self, kept: StateCopy) -> None:
         """Free a kept state; returns at once."""
         ...
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hfsdk.core.field_texts import documented
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Kept
+from hfsdk.core.runtime import StateCopy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ class Snapshot:
     """Steps done by then; the next one has this number."""
     seed: int
     """The session's, of sampling and shuffling."""
-    kept: tuple[Kept, ...]
+    kept: tuple[StateCopy, ...]
     """State of each trained role: where, and how many bytes."""
     shared: Mapping[str, str]
     """Role -> the earlier snapshot that its state is shared with."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from hfsdk.core.checks import AnyNumber, check_fields, checked, is_whole, shown
 from hfsdk.core.errors import ColumnError
-from hfsdk.core.hints import RAGGED, Guided
+from hfsdk.core.hints import RAGGED, AttributeHints
 from hfsdk.core.text import printable
 
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ def row_numbers(rows: RowNumbers, num_rows: int, what: str) -> npt.NDArray[np.in
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged(Guided, np.lib.mixins.NDArrayOperatorsMixin):
+class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
     """One variable-length array per row, held flat: row ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
 
     Example: ``Ragged.of([[1, 2], [], [3]])`` has ``flat`` = [1 2 3], ``offsets`` = [0 2 2 3], ``lengths`` = [2 0 1].

@@ -35,7 +35,7 @@ from hfsdk.core.comparison import ComparedCall, Comparison, against_guess, side_
 from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.files import export
-from hfsdk.core.hints import Computed
+from hfsdk.core.hints import CompletableProperty
 from hfsdk.core.text import printable
 
 if TYPE_CHECKING:
@@ -235,7 +235,11 @@ class Trace:
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
             if not is_traced(other):
-                has = "; it has one, .trace" if isinstance(getattr(type(other), "trace", None), property | Computed) else ""
+                has = (
+                    "; it has one, .trace"
+                    if isinstance(getattr(type(other), "trace", None), property | CompletableProperty)
+                    else ""
+                )
                 raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
             rows = side_by_side(mine, theirs.seconds_by_call())

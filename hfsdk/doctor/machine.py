@@ -16,7 +16,7 @@ from hfsdk.assets import MODELS
 from hfsdk.assets.catalog import NamedModel
 from hfsdk.core.system import without_engines
 from hfsdk.doctor import doctor_gpus
-from hfsdk.doctor.finding import MISSING, NOTE, OK, Finding
+from hfsdk.doctor.finding import MISSING, NOTE, OK, DoctorLine
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ NETWORK = (
 class Report:
     """What was found; shows itself as text, and as a table in a notebook."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorLine, ...]
 
     @property
-    def missing(self) -> tuple[Finding, ...]:
+    def missing(self) -> tuple[DoctorLine, ...]:
         """Only what is missing."""
         return tuple(f for f in self.findings if f.state == MISSING)
 
@@ -106,27 +106,27 @@ def doctor() -> Report:
     Changes nothing and starts nothing.
     """
     findings = [_python(), *_system(), *_packages(), *_devices(), *_memory(), _chromium(), *_assets(), *_access()]
-    return Report((*findings, Finding("network", "open ports", NOTE, NETWORK)))
+    return Report((*findings, DoctorLine("network", "open ports", NOTE, NETWORK)))
 
 
-def _access() -> list[Finding]:
+def _access() -> list[DoctorLine]:
     """Look who can reach a Ray of this user's."""
     if _version("ray") is None or _version("psutil") is None or without_engines():
         return []
     from hfsdk.engine.ray import cluster
 
-    return [Finding("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in cluster.look()]
+    return [DoctorLine("network", seen.name, OK if seen.good else NOTE, seen.text) for seen in cluster.look()]
 
 
-def _python() -> Finding:
+def _python() -> DoctorLine:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding("python", "python", OK if good else MISSING, version + ("" if good else "; tested with 3.11 and 3.12"))
+    return DoctorLine("python", "python", OK if good else MISSING, version + ("" if good else "; tested with 3.11 and 3.12"))
 
 
-def _system() -> list[Finding]:
+def _system() -> list[DoctorLine]:
     refused = without_engines()
-    return [Finding("engine", "system", MISSING, refused)] if refused else []
+    return [DoctorLine("engine", "system", MISSING, refused)] if refused else []
 
 
 def _version(package: str) -> str | None:
@@ -136,7 +136,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[DoctorLine]:
     findings = []
     for package in PACKAGES:
         name, version = package.name, _version(package.name)
@@ -145,16 +145,16 @@ def _packages() -> list[Finding]:
         topic = "engine" if package.extra == "cpu or cuda" else "notebook" if package.extra else "base"
         if version is None:
             how = f"pip install 'hfsdk[{package.extra.split(' ')[0]}]'" if package.extra else "pip install hfsdk"
-            findings.append(Finding(topic, package.name, MISSING, f"not installed (tested: {package.versions}); {how}"))
+            findings.append(DoctorLine(topic, package.name, MISSING, f"not installed (tested: {package.versions}); {how}"))
             continue
         tested = package.first <= _numbers(version) < package.beyond
         note = "" if tested else f"; tested: {package.versions}"
         build = " (CPU build)" if name == "torch" and "+cpu" in version else ""
-        findings.append(Finding(topic, name, OK if tested else NOTE, version + build + note))
+        findings.append(DoctorLine(topic, name, OK if tested else NOTE, version + build + note))
     breakers = [name for name in CPU_BREAKERS if _version(name) is not None]
     if breakers and "+cpu" in (_version("torch") or ""):
         text = f"their published builds break a CPU torch: pip uninstall {' '.join(breakers)}"
-        findings.append(Finding("engine", ", ".join(breakers), NOTE, text))
+        findings.append(DoctorLine("engine", ", ".join(breakers), NOTE, text))
     return findings
 
 
@@ -168,52 +168,52 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _devices() -> list[Finding]:
+def _devices() -> list[DoctorLine]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    findings = [Finding("machine", "cores", OK, f"{cores} ({platform.machine()})")]
+    findings = [DoctorLine("machine", "cores", OK, f"{cores} ({platform.machine()})")]
     from hfsdk.engine.process.gpus import has_driver
 
     if not has_driver():
-        return [*findings, Finding("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
+        return [*findings, DoctorLine("machine", "GPUs", NOTE, "none; the same engines run on the processor")]
     return [*findings, *doctor_gpus.judge(doctor_gpus.look())]
 
 
-def _memory() -> list[Finding]:
+def _memory() -> list[DoctorLine]:
     findings = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines() if ":" in line)
         total, free = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-        findings.append(Finding("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
+        findings.append(DoctorLine("machine", "memory", OK, f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB available"))
     shared = Path("/dev/shm")
     if sys.platform == "linux" and shared.is_dir():
         usage = shutil.disk_usage(shared)
         small = usage.free < 512 * 2**20
         note = "; columns travel through it: at least 0.5 GB is needed, in a container pass --shm-size=2g" if small else ""
         text = f"{usage.total / 1e9:.1f} GB, {usage.free / 1e9:.1f} GB free{note}"
-        findings.append(Finding("machine", "/dev/shm", MISSING if small else OK, text))
+        findings.append(DoctorLine("machine", "/dev/shm", MISSING if small else OK, text))
     return findings
 
 
-def _chromium() -> Finding:
+def _chromium() -> DoctorLine:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         path = shutil.which(name)
         if path:
-            return Finding("notebook", "chromium", OK, path)
-    return Finding("notebook", "chromium", NOTE, "none; only the browser tests and screenshots need one")
+            return DoctorLine("notebook", "chromium", OK, path)
+    return DoctorLine("notebook", "chromium", NOTE, "none; only the browser tests and screenshots need one")
 
 
-def _assets() -> list[Finding]:
+def _assets() -> list[DoctorLine]:
     findings = [_prepared(name, model) for name, model in MODELS.items()]
     from hfsdk.assets import home
 
     reviews = list(home().rglob("*reviews*")) if home().is_dir() else []
     text = "prepared" if reviews else "not prepared; python -m hfsdk.assets prepare, or at first use"
-    return [*findings, Finding("assets", "movie reviews", OK if reviews else NOTE, text)]
+    return [*findings, DoctorLine("assets", "movie reviews", OK if reviews else NOTE, text)]
 
 
-def _prepared(name: str, model: NamedModel) -> Finding:
+def _prepared(name: str, model: NamedModel) -> DoctorLine:
     place: Callable[[], Path] = model.place
     if (place() / "config.json").is_file():
-        return Finding("assets", name, OK, str(place()))
-    return Finding("assets", name, NOTE, "not prepared; python -m hfsdk.assets prepare, or at first use")
+        return DoctorLine("assets", name, OK, str(place()))
+    return DoctorLine("assets", name, NOTE, "not prepared; python -m hfsdk.assets prepare, or at first use")

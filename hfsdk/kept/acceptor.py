@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from hfsdk.kept.remote_session import Line, StrangerError
+from hfsdk.kept.remote_session import FrameConnection, StrangerError
 
 HANDSHAKES = 128
 """Most connections that have proven nothing yet."""
@@ -85,7 +85,7 @@ class Arrival:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._sock, self.peer = sock, peer
-        self.line: Line | None = None
+        self.line: FrameConnection | None = None
         self.why = ""
         """Why it was refused from here."""
 
@@ -125,13 +125,13 @@ class Arrival:
         finally:
             loop.remove_reader(self._sock)
 
-    async def take_line(self, context: ssl.SSLContext | None) -> Line:
+    async def take_line(self, context: ssl.SSLContext | None) -> FrameConnection:
         """Return it as a line, within TLS if there is a context."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(HEAD_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._sock, ssl=context)
-        self.line = Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        self.line = FrameConnection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
         return self.line
 
     def abort(self) -> None:

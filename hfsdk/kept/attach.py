@@ -10,16 +10,16 @@ from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.batch import Batch
 from hfsdk.core.checks import Name, checked, shown
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionInUseError
 from hfsdk.core.pending import ColumnRef
+from hfsdk.core.user_line import warn_user
 from hfsdk.kept import requests as k
-from hfsdk.kept.near_cluster import FarTokenizer
-from hfsdk.kept.remote_controller import KeptLink, left
-from hfsdk.kept.remote_session import RemoteKeeper, is_remote
-from hfsdk.kept.runs import FarRuns
+from hfsdk.kept.near_cluster import RemoteTokenizer
+from hfsdk.kept.remote_controller import RemoteController, left
+from hfsdk.kept.remote_session import RemoteSession, is_remote
+from hfsdk.kept.runs import RemoteRuns
 from hfsdk.kept.session_actor import make_keeper
 from hfsdk.kept.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, pack, run_rows, run_sections
 from hfsdk.session.parts import Parts
@@ -48,7 +48,7 @@ STARTS_S = 60.0
 class KeptStart(Started):
     """A session's controller that lives in a keeper, and the way to it."""
 
-    link: KeptLink | None = None
+    link: RemoteController | None = None
     welcome: k.Welcome | None = None
 
 
@@ -128,12 +128,12 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     return _attached(keeper, read_only=read_only, take_over=take_over)
 
 
-def _remote(name: str, token: str | None) -> RemoteKeeper:
+def _remote(name: str, token: str | None) -> RemoteSession:
     shown = token or os.environ.get(TOKEN, "")
     if not shown:
         raise OptionError(f"a session elsewhere asks for its server's token: attach(..., token=...), or {TOKEN} in the environment")
     try:
-        return RemoteKeeper(name, shown, package_version())
+        return RemoteSession(name, shown, package_version())
     except OSError as error:
         raise OptionError(
             f"nothing answers at {name} as it should: {error}. Does `python -m hfsdk.serve` run on the cluster's head node, and is "
@@ -151,14 +151,14 @@ def keeper_of(name: str, address: str | None) -> RayKeeper | None:
     return None
 
 
-def _attached(keeper: RayKeeper | RemoteKeeper, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
+def _attached(keeper: RayKeeper | RemoteSession, *, read_only: bool, take_over: bool, notices: Sequence[str] = ()) -> KeptStart:
     here = k.Kernel.here() if keeper.near else k.Kernel.elsewhere()
     try:
         answer = keeper.ask(k.Hello(here, package_version(), read_only, take_over)).unpack()
     except HfsdkError:
         done_with(keeper)
         raise
-    if isinstance(answer, k.Refused):
+    if isinstance(answer, k.SessionTaken):
         done_with(keeper)
         name = keeper.name.partition(":")[0]
         raise SessionInUseError(
@@ -166,16 +166,16 @@ def _attached(keeper: RayKeeper | RemoteKeeper, *, read_only: bool, take_over: b
             f"{'' if answer.seen else f' {answer.heard_s:.1f} s ago'}). hf.Session.attach({name!r}, take_over=True) takes it from "
             f"there, and hf.Session.attach({name!r}, read_only=True) only looks."
         )
-    link = KeptLink(keeper, answer)
+    link = RemoteController(keeper, answer)
     return KeptStart(link, answer.cluster, "ray", notices, link, answer)
 
 
-def connect(parts: Parts, start: KeptStart) -> FarRuns:
+def connect(parts: Parts, start: KeptStart) -> RemoteRuns:
     """Have a session's parts know all that the kept session is, and hear what becomes of it."""
     assert start.link is not None
     assert start.welcome is not None
     link, client = start.link, parts.client
-    runs = FarRuns(parts, link)
+    runs = RemoteRuns(parts, link)
     told = (*SECTIONS, OF_KERNELS) if link.turn else ()
     rows = (history_rows(parts), run_rows(lambda: runs.control))
     shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
@@ -197,14 +197,14 @@ def connect(parts: Parts, start: KeptStart) -> FarRuns:
 class FromAfar:
     """What a kernel outside the cluster has done near it: :class:`hfsdk.session.context.Far`."""
 
-    def __init__(self, parts: Parts, link: KeptLink) -> None:
+    def __init__(self, parts: Parts, link: RemoteController) -> None:
         self._parts, self._link = parts, link
 
     def declare(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Declare a role where the models' folders are; return its handle here."""
         packed = pack(self._parts, (args, dict(kwargs)))
         said = len(self._parts.context.messages)
-        name = self._link.ask_and_hear(lambda: k.Declare(self._link.turn, kind, packed, self._link.news()))
+        name = self._link.ask_and_hear(lambda: k.DeclareRemotely(self._link.turn, kind, packed, self._link.news()))
         for text in self._parts.context.messages[said:]:
             warn_user(text)
         return self._parts.deployment.book.find(name)
@@ -213,19 +213,19 @@ class FromAfar:
         """Save or load the session where its workers are."""
         return self._link.ask_and_hear(lambda: k.SaveOrLoad(self._link.turn, what, folder, keep, self._link.news()))
 
-    def tokenizer(self, folder: str) -> FarTokenizer:
+    def tokenizer(self, folder: str) -> RemoteTokenizer:
         """Return the tokenizer of a folder there."""
-        return FarTokenizer(folder, lambda *asked: self._link.ask(lambda: k.Texts(self._link.turn, *asked)).unpack())
+        return RemoteTokenizer(folder, lambda *asked: self._link.ask(lambda: k.Tokenise(self._link.turn, *asked)).unpack())
 
 
-def leave(parts: Parts, link: KeptLink) -> None:
+def leave(parts: Parts, link: RemoteController) -> None:
     """Have done with a kept session in this process; it goes on."""
     client = parts.client
     if not client.closed:
         parts.pending_save.settle()
         client.closed_because = left(link.name)
         client.closed = True
-        if isinstance(parts.runs.elsewhere, FarRuns):
+        if isinstance(parts.runs.elsewhere, RemoteRuns):
             parts.runs.elsewhere.lose(client.closed_because)
     link.leave()
 
@@ -350,6 +350,6 @@ def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S)
             yield keeper, account
 
 
-def done_with(keeper: RayKeeper | RemoteKeeper) -> None:
+def done_with(keeper: RayKeeper | RemoteSession) -> None:
     """Have done with a keeper in this process."""
     keeper.leave()

@@ -49,7 +49,7 @@ def near_the_models(
     return declared
 
 
-class FarTokenizer(FolderTokenizer):
+class RemoteTokenizer(FolderTokenizer):
     """The tokenizer of a folder that is near the session's workers: texts go there, and what they are comes back."""
 
     MOST_KNOWN, AT_ONCE = 65536, 4096
@@ -116,7 +116,7 @@ class FarTokenizer(FolderTokenizer):
 
 
 def text_of(folder: str, what: str, value: Any, tokenizer: Callable[[str], FolderTokenizer]) -> Any:
-    """Answer a :class:`FarTokenizer`, near the folder."""
+    """Answer a :class:`RemoteTokenizer`, near the folder."""
     if what == "several":
         return [text_of(folder, asked, one, tokenizer) for asked, one in value]
     known = tokenizer(folder)

@@ -1,4 +1,4 @@
-"""``KeptLink``: a kernel's way to the keeper of its session; to the session's parts it is a controller like any other.
+"""``RemoteController``: a kernel's way to the keeper of its session; to the session's parts it is a controller like any other.
 
 Messages go one by one, each with what has changed here; what has changed there, and the controller's events, come on a thread that
 listens. Columns do not come by the keeper: they are put into, and fetched from, the cluster's store directly.
@@ -47,8 +47,8 @@ def left(name: str) -> str:
     return f"this kernel has left the session {name!r}, which goes on; hf.Session.attach({name!r}) comes back to it"
 
 
-class FarKeeper(Protocol):
-    """How a keeper is asked: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteKeeper``."""
+class SessionActorClient(Protocol):
+    """How a keeper is asked: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteSession``."""
 
     @property
     def near(self) -> bool:
@@ -92,7 +92,7 @@ class FarKeeper(Protocol):
         ...
 
 
-class KeptLink:
+class RemoteController:
     """See the module's text.
 
     Attributes:
@@ -100,7 +100,7 @@ class KeptLink:
         name: of the session.
     """
 
-    def __init__(self, keeper: FarKeeper, welcome: k.Welcome) -> None:
+    def __init__(self, keeper: SessionActorClient, welcome: k.Welcome) -> None:
         self._keeper, self.turn, self.name = keeper, welcome.turn, welcome.name
         self._welcome: k.Welcome | None = welcome
         self._listeners: list[Listener] = []
@@ -166,7 +166,7 @@ class KeptLink:
         match message:
             case m.Put(table=table) if self._keeper.near and table.nbytes > SMALL_BYTES:
                 stored = stored_table("your data", table, ())
-                return self._ask(m.PutAway(stored, self._keeper.put(table), table.nbytes))
+                return self._ask(m.PutByReference(stored, self._keeper.put(table), table.nbytes))
             case m.Fetch(columns=columns) if self._keeper.near:
                 return self._keeper.fetch(self._ask(m.Locate(columns)))
             case m.Release(call_ids=call_ids):

@@ -1,4 +1,4 @@
-"""``RemoteKeeper``: the keeper of a session as a kernel outside its cluster asks it, through the server on the head node.
+"""``RemoteSession``: the keeper of a session as a kernel outside its cluster asks it, through the server on the head node.
 
 A lost connection comes back by itself: what was not answered is asked again, and the server does nothing twice. Whoever answers
 has to prove anew that it knows the token (``wire.py``): of another program that listens at the server's port the user is told
@@ -21,10 +21,10 @@ from contextlib import suppress
 from typing import Any, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.errors import HfsdkError, ModelNotFoundError, OptionError, SessionClosedError
 from hfsdk.core.runtime import Pick
 from hfsdk.core.table import Table
+from hfsdk.core.user_line import warn_user
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
@@ -78,7 +78,7 @@ def url_of(address: str) -> SplitResult:
     raise OptionError(f"{NAMED}; got {address!r}")
 
 
-async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
+async def reach(url: SplitResult, token: str, version: str) -> tuple[FrameConnection, str]:
     """Get to the server of an address, which has proven that it knows the token, as has this side; return its id too.
 
     Raises:
@@ -102,7 +102,7 @@ async def reach(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
         ) from error
 
 
-async def _reached(url: SplitResult, token: str, version: str) -> tuple[Line, str]:
+async def _reached(url: SplitResult, token: str, version: str) -> tuple[FrameConnection, str]:
     address = f"{url.scheme}://{url.netloc}"
     try:
         reader, writer = await asyncio.open_connection(
@@ -117,7 +117,7 @@ async def _reached(url: SplitResult, token: str, version: str) -> tuple[Line, st
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             raise
         raise StrangerError("does not speak TLS: it is another program, or the server of an older hfsdk") from error
-    line = Line(reader, writer)
+    line = FrameConnection(reader, writer)
     try:
         if line.protocol != PROTOCOL:
             raise StrangerError(f"does not speak {PROTOCOL}: it is another program, or the server of another hfsdk")
@@ -191,7 +191,7 @@ class _Waiting:
         self.done.set()
 
 
-class RemoteKeeper:
+class RemoteSession:
     """See the module's text.
 
     Attributes:
@@ -212,7 +212,7 @@ class RemoteKeeper:
         self._waiting: dict[int, _Waiting] = {}
         self._number = 0
         self._lock = threading.Lock()
-        self._line: Line | None = None
+        self._line: FrameConnection | None = None
         self._server = ""
         self._over = False
         self._failed: HfsdkError | None = None
@@ -370,7 +370,7 @@ class RemoteKeeper:
         if line is not None:
             await line.close()
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> FrameConnection:
         """Get to the server, say who asks, and ask again what is not answered.
 
         Raises:
@@ -490,7 +490,7 @@ ANEW = (
 AGAIN = (k.Listen, k.About, k.Everything, k.LastStep, k.Leave)
 """Requests that may be asked again of a server that does not remember them; and questions."""
 
-WITH_NEWS = (k.Ask, k.Train, k.Declare, k.SaveOrLoad)
+WITH_NEWS = (k.Ask, k.Train, k.DeclareRemotely, k.SaveOrLoad)
 """Requests that tell what has changed in the kernel."""
 
 
@@ -501,7 +501,7 @@ class StrangerError(ConnectionError):
 # -- the connection
 
 
-class Line:
+class FrameConnection:
     """A connection that carries frames; used in its event loop alone."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -607,7 +607,7 @@ def proof(token: str, role: Literal["server", "kernel"], nonces: bytes, certific
     return hmac.digest(token.encode(), role.encode() + nonces + certificate, "sha256")
 
 
-async def prove_to_kernel(line: Line, token: str, certificate: bytes) -> None:
+async def prove_to_kernel(line: FrameConnection, token: str, certificate: bytes) -> None:
     """Prove to a kernel that this is the server, and have it prove that it has the token.
 
     Raises:
@@ -624,7 +624,7 @@ async def prove_to_kernel(line: Line, token: str, certificate: bytes) -> None:
         raise StrangerError(OTHER_TOKEN)
 
 
-async def prove_to_server(line: Line, token: str, certificate: bytes) -> None:
+async def prove_to_server(line: FrameConnection, token: str, certificate: bytes) -> None:
     """Have a server prove that it has the token, then prove the same to it.
 
     Raises:

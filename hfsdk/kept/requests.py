@@ -12,11 +12,11 @@ from typing import Any
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.process.process_alive import is_there
-from hfsdk.kept.shared_state import Note
+from hfsdk.kept.shared_state import SectionChange
 
 _STARTED = time.time()
 
-HELD = (m.Submit, m.Put, m.PutAway)
+HELD = (m.Submit, m.Put, m.PutByReference)
 """Messages whose sender holds the columns of the call that they make."""
 
 
@@ -90,14 +90,14 @@ class Welcome:
     """Number of its turn: what an earlier one sends is refused. 0 of one that only looks."""
     name: str
     cluster: ClusterSpec
-    notes: tuple[Note, ...]
+    notes: tuple[SectionChange, ...]
     """All that the session is."""
     heard: int
     """Number of the last event before that."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class SessionTaken:
     """Another kernel has the session."""
 
     kernel: Kernel
@@ -113,7 +113,7 @@ class News:
 
     serial: int = 0
     """From 1 on; 0 where there is nothing."""
-    notes: tuple[Note, ...] = ()
+    notes: tuple[SectionChange, ...] = ()
 
 
 NO_NEWS = News()
@@ -170,7 +170,7 @@ class Train:
 
 
 @dataclass(frozen=True, eq=False)
-class Declare:
+class DeclareRemotely:
     """Declare a role near the models' folders. Reply: its name."""
 
     turn: int
@@ -192,7 +192,7 @@ class SaveOrLoad:
 
 
 @dataclass(frozen=True)
-class Texts:
+class Tokenise:
     """Ask what a text is in tokens, or the other way round; see ``far.py``."""
 
     turn: int
@@ -296,4 +296,6 @@ def span(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-Request = Hello | Ask | Listen | Train | Declare | SaveOrLoad | Texts | Steer | LastStep | Everything | Leave | End | About
+Request = (
+    Hello | Ask | Listen | Train | DeclareRemotely | SaveOrLoad | Tokenise | Steer | LastStep | Everything | Leave | End | About
+)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hfsdk.algorithms import DPO
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.call_events import Event
 from hfsdk.core.errors import OptionError, SessionClosedError
+from hfsdk.core.user_line import warn_user
 from hfsdk.engine.calls.replies import joined
 from hfsdk.kept import requests as k
 from hfsdk.kept.codec import from_plain
-from hfsdk.kept.remote_controller import KeptLink
+from hfsdk.kept.remote_controller import RemoteController
 from hfsdk.kept.shared_state import CONTROL, RECORD, Entries, pack, unpack
 from hfsdk.run.notebook import watcher_of
 from hfsdk.run.run import Run, RunControl, progress_bar
 from hfsdk.run.train import Interrupts, interrupts_held
-from hfsdk.run.train_config import WantedRun
+from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.client import user_line
 from hfsdk.session.parts import Parts
 from hfsdk.session.streams import streams_of
@@ -26,7 +26,7 @@ LOOK_S = 0.1
 """How often a cell that waits for a run looks at it."""
 
 
-class FarControl(RunControl):
+class RemoteRunControl(RunControl):
     """A run that goes on elsewhere, as it was told last; what steers it is passed on."""
 
     steer: Callable[[str], None]
@@ -94,10 +94,10 @@ class FarControl(RunControl):
         """Leave the run to its keeper, which stops it where the session is closed."""
 
 
-class FarRuns:
+class RemoteRuns:
     """The runs of a kept session, as its kernel has them; what ``session.train`` passes on to."""
 
-    def __init__(self, parts: Parts, link: KeptLink) -> None:
+    def __init__(self, parts: Parts, link: RemoteController) -> None:
         self._parts, self._link = parts, link
         self._told: dict[str, Any] = {}
         self._step: tuple[int, Any] = (-1, None)
@@ -106,11 +106,11 @@ class FarRuns:
     # -- what is told
 
     @property
-    def control(self) -> FarControl | None:
+    def control(self) -> RemoteRunControl | None:
         """The last run's."""
         run = self._parts.runs.run
         control = None if run is None else run._control
-        return control if isinstance(control, FarControl) else None
+        return control if isinstance(control, RemoteRunControl) else None
 
     def take(self, told: Entries) -> None:
         """Take over what was told of the run; another number is another run."""
@@ -118,7 +118,7 @@ class FarRuns:
         self._told |= told
         control = self.control
         if new or control is None:
-            control = FarControl(kept_as=self._link.name)
+            control = RemoteRunControl(kept_as=self._link.name)
             control.steer, control.bring_last = self._steer, self._last
             control.take(self._told)
             self._step = (-1, None)
@@ -164,7 +164,7 @@ class FarRuns:
             self._step = (done, packed)
         return self._step[1]
 
-    def train(self, wanted: WantedRun, shown: bool) -> Run:
+    def train(self, wanted: TrainConfig, shown: bool) -> Run:
         """Start a run beside the controller; wait for it where that is wanted. For the rest see ``session.train``."""
         parts = self._parts
         wanted.check(parts)
@@ -184,7 +184,7 @@ class FarRuns:
                 watcher_of(run)
         return run
 
-    def _attend(self, run: Run, control: FarControl, interrupts: Interrupts, shown: bool) -> None:
+    def _attend(self, run: Run, control: RemoteRunControl, interrupts: Interrupts, shown: bool) -> None:
         """Wait for a run. The first interrupt pauses it, the second stops it, the third leaves it alone."""
         watcher = watcher_of(run) if shown else None
         said = len(self._parts.context.messages)

@@ -37,7 +37,7 @@ from hfsdk.kept.remote_session import (
     HELLO_BYTES,
     PORT,
     THIS_CONNECTION,
-    Line,
+    FrameConnection,
     StrangerError,
     answer_bytes,
     may_repeat,
@@ -108,7 +108,7 @@ class ServeOptions:
             )
 
 
-class Answers:
+class AnsweredRequests:
     """What a kernel has asked, by number: asked again, it is not done again.
 
     Attributes:
@@ -214,7 +214,7 @@ class Server:
         self._listener = socket.create_server((options.host, options.port), family=family, backlog=WAITING)
         self.port = int(self._listener.getsockname()[1])
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hfsdk-serve")
-        self._kernels: dict[str, Answers] = {}
+        self._kernels: dict[str, AnsweredRequests] = {}
         self._lock = threading.Lock()
         self._pages, self._keepers = Pages(options.address), Keepers(options.address)
         self._access = PageAccess(self.port, encrypted=options.certificate is not None)
@@ -286,7 +286,7 @@ class Server:
             )
         return self._access.visit(request)
 
-    async def _show(self, line: Line, visit: Visit) -> None:
+    async def _show(self, line: FrameConnection, visit: Visit) -> None:
         """Answer a browser that was let in."""
         try:
             status, text = visit.status, visit.text
@@ -298,7 +298,7 @@ class Server:
 
     # -- kernels
 
-    async def _talk(self, line: Line) -> None:
+    async def _talk(self, line: FrameConnection) -> None:
         """Answer one kernel until its connection ends."""
         line.beat()
         try:
@@ -310,7 +310,7 @@ class Server:
         finally:
             await line.close()
 
-    async def _answer_kernel(self, line: Line) -> Exception | None:
+    async def _answer_kernel(self, line: FrameConnection) -> Exception | None:
         """Answer a kernel; return why that ends, where it is not the kernel that ends it.
 
         Raises:
@@ -347,13 +347,13 @@ class Server:
     async def _in_pool(self, do: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, do, *arguments)
 
-    def _answers(self, kernel: str, following: int) -> Answers:
+    def _answers(self, kernel: str, following: int) -> AnsweredRequests:
         with self._lock:
-            answers = self._kernels.setdefault(kernel, Answers(following))
+            answers = self._kernels.setdefault(kernel, AnsweredRequests(following))
             answers.users += 1
             return answers
 
-    def _left(self, answers: Answers) -> None:
+    def _left(self, answers: AnsweredRequests) -> None:
         with self._lock:
             answers.users -= 1
             answers.left_s = time.monotonic()
@@ -365,7 +365,7 @@ class Server:
                 if not answers.users and time.monotonic() - answers.left_s > REMEMBERED_S:
                     del self._kernels[kernel]
 
-    async def _serve(self, line: Line, keeper: Any, answers: Answers) -> Exception:
+    async def _serve(self, line: FrameConnection, keeper: Any, answers: AnsweredRequests) -> Exception:
         """Answer requests, as they come; return why that ends."""
         loop = asyncio.get_running_loop()
 

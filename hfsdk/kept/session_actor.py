@@ -38,8 +38,8 @@ from hfsdk.kept.shared_state import (
     RUN_SECTIONS,
     SECTIONS,
     KnownBatch,
-    Note,
     Notebook,
+    SectionChange,
     SharedState,
     history_rows,
     pack,
@@ -47,7 +47,7 @@ from hfsdk.kept.shared_state import (
     unpack,
 )
 from hfsdk.run.train import carry_out
-from hfsdk.run.train_config import WantedRun
+from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.client import ControllerClient, calls_of
 from hfsdk.session.context import Context
 from hfsdk.session.parts import Parts
@@ -73,7 +73,7 @@ KERNEL, HOME = "kernel", "home"
 """Who refers to columns."""
 
 
-class Keeper:
+class SessionActor:
     """See the module's text; asked from many threads at once."""
 
     def __init__(self, options: k.KeepOptions) -> None:
@@ -84,7 +84,7 @@ class Keeper:
         self._events, self._notebook = EventLog(), Notebook()
         self._controller.subscribe(self._events.add)
         self._telling, self._lock = threading.RLock(), threading.RLock()
-        self._home: Home | None = None
+        self._home: BackgroundSession | None = None
         self._kernel: k.Kernel | None = None
         self._turn, self._heard_s = 0, time.monotonic()
         self._idle_s: float | None = time.monotonic()
@@ -100,7 +100,7 @@ class Keeper:
         """Of the kernel's last news."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             k.Hello: self._hello, k.Ask: self._ask, k.Listen: self._listen, k.Train: self._train, k.Steer: self._steer,
-            k.Declare: self._declare, k.SaveOrLoad: self._save_or_load, k.Texts: self._texts,
+            k.DeclareRemotely: self._declare, k.SaveOrLoad: self._save_or_load, k.Tokenise: self._texts,
             k.LastStep: self._last_step, k.Everything: lambda request: self._welcome(request.turn), k.Leave: self._leave,
             k.End: lambda request: self._end(), k.About: lambda request: self._account(),
         }  # fmt: skip
@@ -112,7 +112,7 @@ class Keeper:
 
     # -- who has the session
 
-    def _hello(self, hello: k.Hello) -> k.Welcome | k.Refused:
+    def _hello(self, hello: k.Hello) -> k.Welcome | k.SessionTaken:
         if self._closed_s is not None:
             raise SessionClosedError(f"the session {self._options.name!r} is closed")
         if hello.read_only:
@@ -122,7 +122,7 @@ class Keeper:
             if other is not None and other != hello.kernel and not hello.take_over:
                 seen, heard_s = other.lives(), time.monotonic() - self._heard_s
                 if seen or (seen is None and heard_s < SILENT_S):
-                    return k.Refused(other, heard_s, bool(seen))
+                    return k.SessionTaken(other, heard_s, bool(seen))
             self._turn += 1
             self._kernel, self._heard_s, self._serial = hello.kernel, time.monotonic(), 0
             turn = self._turn
@@ -275,16 +275,16 @@ class Keeper:
 
     # -- runs
 
-    def _at_home(self, turn: int, news: k.News) -> Home:
+    def _at_home(self, turn: int, news: k.News) -> BackgroundSession:
         """Return the parts of the session here, as the kernel knows them."""
         self._check(turn)
         self._take(news, turn)
         with self._lock:
             if self._home is None:
-                self._home = Home(self)
+                self._home = BackgroundSession(self)
         return self._home
 
-    def _declare(self, declare: k.Declare) -> str:
+    def _declare(self, declare: k.DeclareRemotely) -> str:
         home = self._at_home(declare.turn, declare.news)
         args, kwargs = unpack(home.parts, declare.packed)
         handle = getattr(home.parts.declarations, declare.kind)(*args, **kwargs)
@@ -297,7 +297,7 @@ class Keeper:
         self.flush()
         return str(found or asked.folder)
 
-    def _texts(self, asked: k.Texts) -> Any:
+    def _texts(self, asked: k.Tokenise) -> Any:
         return text_of(asked.folder, asked.what, asked.value, self._tokenizer)
 
     def _tokenizer(self, folder: str) -> FolderTokenizer:
@@ -387,7 +387,7 @@ class Keeper:
         return Parts.of(context)
 
     @property
-    def told(self) -> tuple[Note, ...]:
+    def told(self) -> tuple[SectionChange, ...]:
         """All that was told."""
         return self._notebook.whole()
 
@@ -399,7 +399,7 @@ class Keeper:
 class HomeSender:
     """How the run here reaches the controller: what it has changed before is told first."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: SessionActor) -> None:
         self._keeper = keeper
 
     def send(self, message: m.Message | q.Query[Any]) -> Any:
@@ -415,10 +415,10 @@ class HomeSender:
         return self._keeper.subscribe(listener)
 
 
-class Home:
+class BackgroundSession:
     """The parts of the session on which its runs go on, and what of them is shared with the kernel."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: SessionActor) -> None:
         self.parts = parts = keeper.parts(HomeSender(keeper))
 
         def control() -> Any:
@@ -434,7 +434,7 @@ class Home:
         run = self.parts.runs.run
         return run is not None and run.running and not run.paused
 
-    def adopt_streams(self, wanted: WantedRun) -> None:
+    def adopt_streams(self, wanted: TrainConfig) -> None:
         """Know the streams that a run takes from, so that their places are told."""
         for held in streams_of(wanted.algorithm, wanted.prompts):
             self.parts.places.adopt(held)
@@ -446,9 +446,9 @@ class Home:
             run._control.background = True
 
 
-def make_keeper(options: k.KeepOptions) -> Keeper:
+def make_keeper(options: k.KeepOptions) -> SessionActor:
     """Return the keeper of a new session, in the process that this is called in."""
-    return Keeper(options)
+    return SessionActor(options)
 
 
 # ``EventLog``: the last events of a kept session, numbered, for those who listen from afar.

@@ -51,7 +51,7 @@ ROWS = ("history_rows", "run_rows")
 
 
 @dataclass(frozen=True, eq=False)
-class Note:
+class SectionChange:
     """What has changed in a section."""
 
     section: str
@@ -82,7 +82,7 @@ class KnownBatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Section:
+class SharedSection:
     """A part of what is shared."""
 
     name: str
@@ -264,32 +264,34 @@ def _run_steps(parts: Parts) -> Entries:
     return {step: (calls, record.trace_steps.get(step), record.samples.get(step)) for step, calls in list(record.calls.items())}
 
 
-def run_sections(take: Callable[[Entries], None], take_steps: Callable[[Entries, Sequence[Any]], None]) -> tuple[Section, Section]:
+def run_sections(
+    take: Callable[[Entries], None], take_steps: Callable[[Entries, Sequence[Any]], None]
+) -> tuple[SharedSection, SharedSection]:
     """Return the sections of a run, as whoever looks at one that goes on elsewhere takes them."""
     return (
-        Section("run", _run, lambda parts, entries, gone: take(entries)),
-        Section("run_steps", _run_steps, lambda parts, entries, gone: take_steps(entries, gone)),
+        SharedSection("run", _run, lambda parts, entries, gone: take(entries)),
+        SharedSection("run_steps", _run_steps, lambda parts, entries, gone: take_steps(entries, gone)),
     )
 
 
-RUN_SECTIONS = (Section("run", _run, _take_nothing), Section("run_steps", _run_steps, _take_nothing))
+RUN_SECTIONS = (SharedSection("run", _run, _take_nothing), SharedSection("run_steps", _run_steps, _take_nothing))
 """Of whoever has the run."""
 
 SECTIONS = (
-    Section("about", _about, _take_about),
-    Section("sources", lambda parts: dict(parts.client.sources), _take_sources),
-    Section("roles", _roles, _take_roles),
-    Section("deployment", _deployment, _take_deployment),
-    Section("counters", lambda parts: parts.context.counters.all(), _take_counters),
-    Section("places", lambda parts: parts.places.positions(), _take_places),
-    Section("lineage", _lineage, _take_lineage),
-    Section("snapshots", _snapshots, _take_snapshots),
-    Section("perf", _perf, _take_perf),
-    Section("messages", _messages, _take_messages),
+    SharedSection("about", _about, _take_about),
+    SharedSection("sources", lambda parts: dict(parts.client.sources), _take_sources),
+    SharedSection("roles", _roles, _take_roles),
+    SharedSection("deployment", _deployment, _take_deployment),
+    SharedSection("counters", lambda parts: parts.context.counters.all(), _take_counters),
+    SharedSection("places", lambda parts: parts.places.positions(), _take_places),
+    SharedSection("lineage", _lineage, _take_lineage),
+    SharedSection("snapshots", _snapshots, _take_snapshots),
+    SharedSection("perf", _perf, _take_perf),
+    SharedSection("messages", _messages, _take_messages),
 )
 """In the order in which they are taken."""
 
-OF_KERNELS = Section("batches", _batches, _take_nothing)
+OF_KERNELS = SharedSection("batches", _batches, _take_nothing)
 
 
 @dataclass(eq=False)
@@ -302,7 +304,7 @@ class SharedRows:
     _told: tuple[Rows | None, int, Row] = (None, 0, {})
     """The list as it was told last: itself, its length and its last row."""
 
-    def news(self) -> Note | None:
+    def news(self) -> SectionChange | None:
         """Return what came since; a note without a first row replaces all."""
         rows = self.get()
         if rows is None:
@@ -316,9 +318,9 @@ class SharedRows:
         first = count - 1 if grown else 0
         self._told = (rows, now, tail)
         entries: dict[Any, Any] = {index: rows[index] for index in range(first, now)}
-        return Note(self.name, entries, () if grown else ("all",))
+        return SectionChange(self.name, entries, () if grown else ("all",))
 
-    def take(self, note: Note) -> None:
+    def take(self, note: SectionChange) -> None:
         """Take over what was told."""
         rows = self.get()
         if rows is None or note.gone:
@@ -339,9 +341,9 @@ class SharedState:
     """See the module's text; may be used from any thread."""
 
     parts: Parts
-    told: Sequence[Section]
+    told: Sequence[SharedSection]
     """What this side tells."""
-    taken: Sequence[Section]
+    taken: Sequence[SharedSection]
     """What it takes."""
     rows: Sequence[SharedRows]
     """Of which this side tells those it may change, and takes all."""
@@ -349,7 +351,7 @@ class SharedState:
     _known: dict[str, dict[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def news(self) -> tuple[Note, ...]:
+    def news(self) -> tuple[SectionChange, ...]:
         """Return what has changed here since the last time, but for what was taken over."""
         notes = []
         with self._lock:
@@ -362,14 +364,14 @@ class SharedState:
                     known.update(changed)
                     for key in gone:
                         del known[key]
-                    notes.append(Note(section.name, changed, gone))
+                    notes.append(SectionChange(section.name, changed, gone))
             for rows in self.rows:
                 note = rows.news() if rows.name in self.telling_rows else None
                 if note is not None:
                     notes.append(note)
         return tuple(notes)
 
-    def take(self, notes: Sequence[Note]) -> None:
+    def take(self, notes: Sequence[SectionChange]) -> None:
         """Take over what the other side tells."""
         by_name = {section.name: section for section in self.taken}
         rows = {one.name: one for one in self.rows}
@@ -398,7 +400,7 @@ class Notebook:
         """A run of days has a hundred thousand of them: kept as a history keeps them."""
         self._lock = threading.Lock()
 
-    def take(self, notes: Sequence[Note]) -> None:
+    def take(self, notes: Sequence[SectionChange]) -> None:
         """Take over what was told."""
         with self._lock:
             for note in notes:
@@ -410,13 +412,13 @@ class Notebook:
                     section.pop(key, None)
                 section.update(note.entries)
 
-    def whole(self) -> tuple[Note, ...]:
+    def whole(self) -> tuple[SectionChange, ...]:
         """Return all of it, as notes."""
         with self._lock:
-            rows = [Note(name, dict(enumerate(rows)), ("all",)) for name, rows in self._rows.items()]
-            return (*(Note(name, dict(section)) for name, section in self._sections.items()), *rows)
+            rows = [SectionChange(name, dict(enumerate(rows)), ("all",)) for name, rows in self._rows.items()]
+            return (*(SectionChange(name, dict(section)) for name, section in self._sections.items()), *rows)
 
-    def _take_rows(self, note: Note) -> None:
+    def _take_rows(self, note: SectionChange) -> None:
         name = note.section
         SharedRows(name, lambda: self._rows.get(name), lambda rows: self._rows.update({name: rows})).take(note)
 
@@ -500,7 +502,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-class _Unpickler(pickle.Unpickler):
+class _SessionUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, parts: Parts) -> None:
         super().__init__(file)
         self._parts = parts
@@ -553,4 +555,4 @@ def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: 
 
 def unpack(parts: Parts, packed: bytes) -> Any:
     """Return what was packed, as of this side's session."""
-    return _Unpickler(io.BytesIO(packed), parts).load()
+    return _SessionUnpickler(io.BytesIO(packed), parts).load()

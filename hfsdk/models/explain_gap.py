@@ -16,7 +16,7 @@ import numpy as np
 from hfsdk.core.arguments import OWN, Generation, LogProbs, OneSequence, Rescoring
 from hfsdk.core.batch import Batch, refs_of, with_written
 from hfsdk.core.errors import OptionError, UnsupportedModelError, WeightMismatchError
-from hfsdk.core.gap import CAUSES, GAP_TOLERANCE, Gap, GapCause, Inside, LayerGap, Scored, is_rounding, layer_gaps, size
+from hfsdk.core.gap import CAUSES, GAP_TOLERANCE, Gap, GapCause, HiddenStates, LayerGap, Scored, is_rounding, layer_gaps, size
 from hfsdk.core.methods import COMPUTE_LOG_PROBS, GENERATE, LAYERS, RESCORE, RESCORE_AS_IS
 from hfsdk.core.roles import Sampling
 from hfsdk.core.table import Array, Ragged
@@ -57,7 +57,7 @@ class _Explanation:
         self._codec = _codec(actor)
         self._experiments: dict[str, GapCause] = {cause: GapCause(cause, "") for cause in CAUSES}
         self._parts: dict[str, Array] = {}
-        self._insides: list[Inside] = []
+        self._insides: list[HiddenStates] = []
 
     def gap(self) -> Gap:
         passes = self._passes
@@ -717,7 +717,7 @@ class GapPasses:
 
     # -- inside
 
-    def layers(self, row: int, token: int) -> list[Inside]:
+    def layers(self, row: int, token: int) -> list[HiddenStates]:
         """Return hidden states of the trainer, by what each rank sees, and of transformers."""
         asked = OneSequence(
             prompt=self.prompts[row], response=self.responses[row], token=token, temperature=float(self.temperatures[row])

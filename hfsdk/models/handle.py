@@ -19,7 +19,7 @@ from hfsdk.core.conversations import Chat, Message
 from hfsdk.core.errors import CheckpointError, ColumnError, OptionError
 from hfsdk.core.files import as_path, is_ours, is_strangers
 from hfsdk.core.functions import Shipped
-from hfsdk.core.hints import HANDLE, Guided
+from hfsdk.core.hints import HANDLE, AttributeHints
 from hfsdk.core.layout import Layout
 from hfsdk.core.learning_rates import WORDS, what_is_learned
 from hfsdk.core.lora import ADAPTER_CONFIG
@@ -96,7 +96,7 @@ class Host(Protocol):
         ...
 
 
-class ModelHandle(Guided):
+class ModelHandle(AttributeHints):
     """A role of the session. Made by ``session.actor(...)`` and its like; the same arguments give the same handle again."""
 
     kind: ClassVar[str] = ""

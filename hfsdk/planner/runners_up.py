@@ -15,7 +15,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.plan import Alternative, Hinge, Rejected
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
-from hfsdk.planner.perf.bands import Kept
+from hfsdk.planner.perf.bands import BandCoverage
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import MOST_SHARE, PerfModel
 from hfsdk.planner.perf.setup import Setup
@@ -33,8 +33,8 @@ PRESET_BANDS = {"generate": (0.71, 1.98), "forward": (0.71, 1.56), "update": (0.
 ``benchmarks/validate_perf.py`` prints them: of a system that is none of those which published timings, from the fitted side."""
 
 PRESET_KEPT = {
-    "generate": Kept(held=74, num_rows=79), "forward": Kept(held=15, num_rows=17), "update": Kept(held=33, num_rows=40),
-    "": Kept(held=3, num_rows=3),
+    "generate": BandCoverage(held=74, num_rows=79), "forward": BandCoverage(held=15, num_rows=17),
+    "update": BandCoverage(held=33, num_rows=40), "": BandCoverage(held=3, num_rows=3),
 }  # fmt: skip
 """Of the timings that these bands were not made of, those within; the same command prints them."""
 

@@ -57,7 +57,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Given:
+class SentBox:
     """A box that a rank gives."""
 
     local: str
@@ -106,12 +106,12 @@ class Witness:
             number = of_source.setdefault(key, len(of_source))
             stays = move.source == move.target == rank and move.target_local in shared
             if move.source == rank and not stays and number not in mine:
-                mine[number] = Given(*key, _where(before, move.tensor, move.source_local, move.source_start))
+                mine[number] = SentBox(*key, _where(before, move.tensor, move.source_local, move.source_start))
             if move.target == rank:
                 self.num_shared += stays
                 if not stays:
                     taken.append(Taken(move, self.start_of(move), number))
-        self.gives: Mapping[int, Given] = mine
+        self.gives: Mapping[int, SentBox] = mine
         self.takes: Sequence[Taken] = tuple(taken)
         self._numbers = numbers
 

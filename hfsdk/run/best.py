@@ -68,9 +68,9 @@ class KeepBest:
         check_fields(self)
 
 
-def keeper(
+def best_tracker(
     parts: Parts, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
-) -> Keeper | None:
+) -> BestCheckpointTracker | None:
     """Return what keeps the best checkpoint of a run, if that was asked for.
 
     Raises:
@@ -97,10 +97,12 @@ def keeper(
     parts.saves.check_space(best, 2, 1)
     if resume is None:
         parts.saves.tell_of_anothers(best)
-    return Keeper(parts, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent))
+    return BestCheckpointTracker(
+        parts, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent)
+    )
 
 
-class Keeper:
+class BestCheckpointTracker:
     """Measures a run on held-out prompts, and saves what is better than all before.
 
     Attributes:

@@ -32,7 +32,7 @@ from hfsdk.core.text import listed
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import check_fits
-from hfsdk.run.best import Keeper
+from hfsdk.run.best import BestCheckpointTracker
 from hfsdk.run.run import Resized, Restored, RunControl
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.parts import Parts
@@ -74,17 +74,17 @@ def is_death(error: BaseException) -> bool:
 
 
 @dataclass(eq=False)
-class Restorer:
+class AutoRestore:
     """Goes back to the last save of a run after a death."""
 
     parts: Parts
     control: RunControl
-    best: Keeper | None
+    best: BestCheckpointTracker | None
     most: int
     """Deaths that the run goes on after."""
     folder: str | Path
     keep: int
-    smaller: Smaller | None = None
+    smaller: ElasticFallback | None = None
     """Where it goes on without a node, if it may."""
     in_vain: frozenset[int] | None = None
     """What was missing when the roles could not move back."""
@@ -140,7 +140,7 @@ class Restorer:
         record.cut_after(back_to)
         seconds = time.monotonic() - begun
         restored = record.restores[-1] = Restored(died_in, back_to, seconds, text)
-        parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(restored)))
+        parts.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(restored)))
         parts.context.notice(f"{restored} ({len(record.restores)} of {self.most} restores)")
         if self.smaller is not None and self.smaller.absent != before:
             self._tell_resized(self.smaller, before, back_to, seconds)
@@ -173,12 +173,12 @@ class Restorer:
                 return
         seconds = time.monotonic() - begun
         resized = self._tell_resized(self.smaller, before, self.parts.context.next_step() - 1, seconds)
-        self.parts.client.send(m.Note(RESTORED.name, begun_ns, seconds, str(resized)))
+        self.parts.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(resized)))
 
     def _missing(self) -> frozenset[int]:
         return self.smaller.missing() if self.smaller is not None else frozenset()
 
-    def _tell_resized(self, smaller: Smaller, before: frozenset[int], step: int, seconds: float) -> Resized:
+    def _tell_resized(self, smaller: ElasticFallback, before: frozenset[int], step: int, seconds: float) -> Resized:
         why, of_devices = smaller.changes(before), self.parts.context.cluster.num_devices
         resized = Resized(step, smaller.num_devices(), of_devices, seconds, why)
         self.control.record.resized.append(resized)
@@ -189,21 +189,21 @@ class Restorer:
     def _seen(self) -> Iterator[None]:
         """While calls end that the death has failed: they tell nothing new."""
         self.parts.client.drain()
-        self.parts.client.send(m.Overlook())
+        self.parts.client.send(m.AcknowledgeFailures())
         with self.control.saving():
             yield
 
 
 def restorer(
-    parts: Parts, control: RunControl, best: Keeper | None, on_death: str, most: int, saving: tuple[int, str | Path, int],
-    smaller: Smaller | None,
-) -> Restorer | None:  # fmt: skip
+    parts: Parts, control: RunControl, best: BestCheckpointTracker | None, on_death: str, most: int,
+    saving: tuple[int, str | Path, int], smaller: ElasticFallback | None,
+) -> AutoRestore | None:  # fmt: skip
     """Return what a run goes on by after a death, if that was asked for."""
     _, folder, keep = saving
-    return Restorer(parts, control, best, most, folder, keep, smaller) if on_death == RESTORE else None
+    return AutoRestore(parts, control, best, most, folder, keep, smaller) if on_death == RESTORE else None
 
 
-# ``Smaller``: where a run goes on when a node has left the cluster; planned for every node before the run begins.
+# ``ElasticFallback``: where a run goes on when a node has left the cluster; planned for every node before the run begins.
 #
 # ::
 #
@@ -224,7 +224,7 @@ class Fit:
     """The roles with the layouts that they have there."""
 
 
-class Smaller:
+class ElasticFallback:
     """See the module's text."""
 
     def __init__(self, parts: Parts, algorithm: Algorithm, prompts: RowStream) -> None:

@@ -15,7 +15,7 @@ from hfsdk.core.call_events import Event
 from hfsdk.core.checks import Index, checked
 from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError
 from hfsdk.core.first_bad import FirstBad
-from hfsdk.core.hints import RUN, Computed, Guided
+from hfsdk.core.hints import RUN, AttributeHints, CompletableProperty
 from hfsdk.core.pending import Timeout
 from hfsdk.core.rows import Row, Rows
 from hfsdk.core.snapshot import Snapshot
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hfsdk.viz.frame import Picture
 
 
-class Run(Guided):
+class Run(AttributeHints):
     """What ``session.train`` returns. In a notebook it draws itself, live while it runs: curves, samples, each step's time.
 
     Attributes:
@@ -102,7 +102,7 @@ class Run(Guided):
         """One dict of numbers per step; kept in a few bytes per number, however many steps there are."""
         return self._control.record.rows
 
-    @Computed
+    @CompletableProperty
     def last(self) -> Any:
         """The last step, with its batch."""
         return self._control.last()
@@ -539,7 +539,7 @@ def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: 
 # ``RunControl``: whether a run goes on, between the loop that takes its steps and the threads that pause or stop it.
 
 
-class Search(Protocol):
+class FindsFirstBad(Protocol):
     """Finds a run's first bad number."""
 
     algorithm: Any
@@ -579,7 +579,7 @@ class RunControl:
     """The thread of a run in the background."""
     kept_as: str = ""
     """The name of its session where that is kept."""
-    search: Search | None = None
+    search: FindsFirstBad | None = None
     """Finds its first bad number, where the run goes on in this process."""
 
     def __post_init__(self) -> None:

@@ -31,18 +31,18 @@ from hfsdk.core.gap import GAP_TOLERANCE
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.system import can_start_threads, exiting
+from hfsdk.diagnose.call_recorder import RollingSnapshots
 from hfsdk.diagnose.first_bad import FirstBadSearch
-from hfsdk.diagnose.step_tape import LookBack
 from hfsdk.engine.calls import messages as m
 from hfsdk.models.replays import REPLAYED, largest_gap
-from hfsdk.run.best import COLUMN, KeepBest, Keeper, keeper
+from hfsdk.run.best import COLUMN, BestCheckpointTracker, KeepBest, best_tracker
 from hfsdk.run.health import Health
 from hfsdk.run.metric_outliers import Jumps
 from hfsdk.run.notebook import Watcher, wants_progress, watcher_of
-from hfsdk.run.recovery import RAISE, Restorer, Smaller, restorer
+from hfsdk.run.recovery import RAISE, AutoRestore, ElasticFallback, restorer
 from hfsdk.run.run import NUM_SAMPLES, Bar, Run, RunControl, progress_bar, resources
 from hfsdk.run.trackers import Tracker, Tracking, start, trackers
-from hfsdk.run.train_config import WantedRun
+from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.client import calls_of, user_line
 from hfsdk.session.context import STEPS, Context
@@ -133,7 +133,7 @@ def train(  # noqa: D417
             `NonFiniteLossError`, that a loss, gradient or KL is NaN or infinite: ``session.run.first_bad()`` finds out why.
     """
     shown = wants_progress() if progress is None else progress
-    wanted = WantedRun(
+    wanted = TrainConfig(
         algorithm,
         prompts,
         steps,
@@ -158,7 +158,7 @@ def train(  # noqa: D417
     return carry_out(parts, wanted, shown, aside=not wait)
 
 
-def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> Run:
+def carry_out(parts: Parts, wanted: TrainConfig, shown: bool, *, aside: bool) -> Run:
     """Train in this process; ``aside``: on a thread of its own. For the rest see :func:`train`."""
     algorithm, steps, folder, save_every = wanted.algorithm, wanted.steps, wanted.folder, wanted.save_every
     wanted.check(parts)
@@ -171,7 +171,7 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
     chosen = trackers(wanted.track)
     if parts.runs.run is not None and parts.runs.run.running:
         raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
-    best = keeper(parts, wanted.keep_best, algorithm, folder, wanted.resume)
+    best = best_tracker(parts, wanted.keep_best, algorithm, folder, wanted.resume)
     if wanted.resume is not None:
         parts.saves.load(wanted.resume)
     if folder is not None and save_every:
@@ -183,10 +183,10 @@ def carry_out(parts: Parts, wanted: WantedRun, shown: bool, *, aside: bool) -> R
     run = Run(control)
     if parts.runs.run is not None and isinstance(parts.runs.run._control.search, FirstBadSearch):
         parts.runs.run._control.search.look_back.forget()
-    look_back = LookBack(parts, 0 if parts.context.simulated else wanted.look_back, control.saving)
+    look_back = RollingSnapshots(parts, 0 if parts.context.simulated else wanted.look_back, control.saving)
     if not parts.context.simulated:
         control.search = FirstBadSearch(parts, algorithm, stream, control, look_back)
-    smaller = Smaller(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
+    smaller = ElasticFallback(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
     if smaller is not None:
         smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
@@ -226,9 +226,9 @@ class _Loop:
     metrics: Sequence[Metric]
     stop: Callable[[Row], bool] | None
     saving: tuple[int, str | Path, int]
-    best: Keeper | None
-    after_death: Restorer | None
-    look_back: LookBack
+    best: BestCheckpointTracker | None
+    after_death: AutoRestore | None
+    look_back: RollingSnapshots
     control: RunControl
     run: Run
     level: str | None
@@ -369,7 +369,7 @@ class _Loop:
             self.best.take(row)
 
     @contextmanager
-    def _saving_best(self, best: Keeper) -> Iterator[None]:
+    def _saving_best(self, best: BestCheckpointTracker) -> Iterator[None]:
         """Between two steps: what is measured is no call of a step, and may be saved."""
         try:
             with self.control.saving():
@@ -396,7 +396,12 @@ def _first_failure() -> Iterator[None]:
 
 
 def _one_step(
-    parts: Parts, algorithm: Algorithm, prompts: RowStream, metrics: Sequence[Metric], control: RunControl, best: Keeper | None
+    parts: Parts,
+    algorithm: Algorithm,
+    prompts: RowStream,
+    metrics: Sequence[Metric],
+    control: RunControl,
+    best: BestCheckpointTracker | None,
 ) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
     number = parts.context.next_step()
@@ -454,7 +459,7 @@ def _stop_calls(parts: Parts, control: RunControl) -> None:
     if not parts.client.closed:
         own = set(control.calls.own)
         parts.client.cancel([call for call in parts.client.open_calls() if call in own])
-        parts.client.send(m.Overlook(tuple(own)))
+        parts.client.send(m.AcknowledgeFailures(tuple(own)))
 
 
 # What an interrupt does to ``train``: it pauses the run, stops its call, or is held back while the run begins or ends.

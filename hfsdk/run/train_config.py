@@ -1,4 +1,4 @@
-"""``WantedRun``: what ``session.train`` was asked for, wherever the loop then runs."""
+"""``TrainConfig``: what ``session.train`` was asked for, wherever the loop then runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEVELS = ("light", "full", None)
 
 
 @dataclass(frozen=True, eq=False)
-class WantedRun:
+class TrainConfig:
     """The arguments of :func:`hfsdk.run.train.train`."""
 
     algorithm: Algorithm
@@ -58,11 +58,11 @@ class WantedRun:
         check_on_death(self.on_death, self.save_every, shrink=self.shrink)
         check_roles(self.algorithm, parts.deployment.models)
 
-    def of(self, prompts: RowStream) -> WantedRun:
+    def of(self, prompts: RowStream) -> TrainConfig:
         """Return the same with prompts that were made of its data."""
         return replace(self, prompts=prompts)
 
-    def from_anywhere(self) -> WantedRun:
+    def from_anywhere(self) -> TrainConfig:
         """Return the same for another process: with folders that mean the same there, without snapshots nobody asks for."""
         folder, resume = (
             path if path is None or is_address(path) else Path(path).absolute() for path in (self.folder, self.resume)

@@ -33,16 +33,16 @@ import numpy as np
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
 from hfsdk.core.arguments import Arguments
-from hfsdk.core.asked_from import user_frame
 from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import CallCancelledError, OptionError, SessionClosedError, SimulatedValueError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.methods import method_of
 from hfsdk.core.pending import ColumnInfo, ColumnRef, Lease
 from hfsdk.core.prompt_data import foresee
-from hfsdk.core.runtime import Kept
+from hfsdk.core.runtime import StateCopy
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.table import Array, Column, Ragged, Table, take
+from hfsdk.core.user_line import user_frame
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.session.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ class ControllerClient:
         self._controller, self._simulated, self.shared = controller, simulated, shared
         self._fetched = Fetched()
         self._released: deque[int] = deque()
-        self._forgotten: deque[tuple[Kept, ...]] = deque()
+        self._forgotten: deque[tuple[StateCopy, ...]] = deque()
         self._recent: deque[int] = deque(maxlen=4096)
         self._relays: list[EventRelay] = []
         self._asides: list[Aside] = []
@@ -176,7 +176,7 @@ class ControllerClient:
             while True:
                 self._controller.send(m.Forget(self._forgotten.popleft()))
 
-    def forget(self, kept: tuple[Kept, ...]) -> None:
+    def forget(self, kept: tuple[StateCopy, ...]) -> None:
         """Note that a snapshot is not needed any more; sent with the next message, as :meth:`release`."""
         self._forgotten.append(kept)
 
@@ -456,7 +456,7 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class ColumnRows:
     """Some rows of a column, or (``rows`` is ``None``) all of them."""
 
     rows: Array | None
@@ -480,7 +480,7 @@ class Fetched:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes, self._num_bytes = most_bytes, 0
-        self._pieces: dict[tuple[int, str], list[Piece]] = {}
+        self._pieces: dict[tuple[int, str], list[ColumnRows]] = {}
         """By (call, column), the one that was brought last at the end."""
         self._lock = threading.Lock()
 
@@ -497,7 +497,7 @@ class Fetched:
             num_bytes = _size(table[name])
             if num_bytes > self._most_bytes:
                 continue
-            piece = Piece(ref.rows, _copy(table[name]), num_bytes)
+            piece = ColumnRows(ref.rows, _copy(table[name]), num_bytes)
             key = (ref.call_id, ref.name)
             with self._lock:
                 before = self._pieces.pop(key, [])

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
-from hfsdk.core.asked_from import warn_user
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.user_line import warn_user
 from hfsdk.engine.calls import queries as q
 from hfsdk.models.counters import Counters
 from hfsdk.session.client import ControllerClient
@@ -21,7 +21,7 @@ STEPS = "steps"
 """The counter of the steps of ``train``; a step's number is the same in history, dashboard and trace."""
 
 
-class Far(Protocol):
+class NearCluster(Protocol):
     """Does near the cluster what needs files there."""
 
     def declare(self, kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -69,7 +69,7 @@ class Context:
     seed: int
     messages: list[str] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-    far: Far | None = None
+    far: NearCluster | None = None
     find_snapshot: Callable[[Snapshot | str], Snapshot] = no_snapshots
 
     @property

@@ -19,7 +19,7 @@ from hfsdk.session.plans import Plans
 from hfsdk.session.predictions import Predictions
 from hfsdk.session.roles import Declarations
 from hfsdk.session.streams import StreamPlaces
-from hfsdk.session.views import Dataflows, HeldBatches, MemoryUse, Traces, session_view
+from hfsdk.session.views import BatchRegistry, Dataflows, MemoryUse, Traces, session_view
 from hfsdk.state.checkpoint import Saveable
 from hfsdk.state.history import HistoryLog
 from hfsdk.state.saves import Saves
@@ -35,7 +35,7 @@ class Parts:
     """The parts of a session; each knows those below it alone."""
 
     context: Context
-    batches: HeldBatches
+    batches: BatchRegistry
     pending_save: PendingSave
     deployment: Deployment
     declarations: Declarations
@@ -60,7 +60,7 @@ class Parts:
         predictions = Predictions(context, deployment)
         return cls(
             context=context,
-            batches=HeldBatches(context.client),
+            batches=BatchRegistry(context.client),
             pending_save=pending_save,
             deployment=deployment,
             declarations=Declarations(context, deployment),

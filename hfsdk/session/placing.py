@@ -248,7 +248,7 @@ class Deployment:
         moves = self.placement is not None and placement != self.placement
         before = {**self.live().view(), "before": None} if moves else self._before
         with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
-            self._client.send(m.Place(placement, tuple(roles), fresh, wait=False))
+            self._client.send(m.PlaceRoles(placement, tuple(roles), fresh, wait=False))
             self.asked, self.placement, self._before = self.asked if asked is None else asked, placement, before
             self.absent = absent
             named = self.specs = {role.name: role for role in roles}

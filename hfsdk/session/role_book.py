@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError, PlacementError
-from hfsdk.core.hints import Computed, Offering
+from hfsdk.core.hints import CompletableProperty, PublicNames
 from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import ModelSpec
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
@@ -151,23 +151,23 @@ class RoleBook:
         return name in self._handles
 
 
-class Models(Offering):
+class Models(PublicNames):
     """The session's handles by kind, as algorithms take them: ``models.actor``, ``models.critic``, ..."""
 
     def __init__(self, book: RoleBook) -> None:
         self._book = book
 
-    @Computed
+    @CompletableProperty
     def actor(self) -> ActorModel:
         """The policy."""
         return self._of(ActorModel)
 
-    @Computed
+    @CompletableProperty
     def critic(self) -> CriticModel:
         """The value function."""
         return self._of(CriticModel)
 
-    @Computed
+    @CompletableProperty
     def cost_critic(self) -> CriticModel:
         """The value function of costs (Safe-RLHF), by this name."""
         critic = self._book.find("cost_critic") if "cost_critic" in self._book else None
@@ -178,17 +178,17 @@ class Models(Offering):
             )
         return critic
 
-    @Computed
+    @CompletableProperty
     def reference(self) -> ReferenceModel:
         """The frozen policy."""
         return self._of(ReferenceModel)
 
-    @Computed
+    @CompletableProperty
     def reward(self) -> RewardModel:
         """What scores responses."""
         return self._of(RewardModel)
 
-    @Computed
+    @CompletableProperty
     def cost(self) -> CostModel:
         """What is kept below a limit."""
         return self._of(CostModel)

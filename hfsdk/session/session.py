@@ -11,7 +11,7 @@ from typing import Any, Self
 from hfsdk.core.checks import Index, Name, NonNegative, Title, check_options, checked
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import OptionError, SessionClosedError
-from hfsdk.core.hints import SESSION, Computed, Guided, Offering
+from hfsdk.core.hints import SESSION, AttributeHints, CompletableProperty, PublicNames
 from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
@@ -19,7 +19,7 @@ from hfsdk.core.text import printable
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held
 from hfsdk.kept.attach import DAY_S, KeptStart, attach_link, connect, leave, start_keeper
-from hfsdk.kept.remote_controller import KeptLink
+from hfsdk.kept.remote_controller import RemoteController
 from hfsdk.models import ModelHandle
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.run.best import evaluate
@@ -38,13 +38,13 @@ from hfsdk.session.report import report
 from hfsdk.session.role_book import Models
 from hfsdk.session.roles import Declarations
 from hfsdk.session.start import Seconds, Seed, Started, check_session, start, start_simulated, taken
-from hfsdk.session.views import Dataflows, HeldBatches, LivePlacement, MemoryUse, Traces
+from hfsdk.session.views import BatchRegistry, Dataflows, LivePlacement, MemoryUse, Traces
 from hfsdk.state.history import HistoryLog
-from hfsdk.state.saves import Save, Saves
+from hfsdk.state.saves import SaveFunction, Saves
 from hfsdk.state.snapshots import Snapshots
 
 
-class Session(Guided, Offering):
+class Session(AttributeHints, PublicNames):
     """Devices and the roles on them. ``with hf.Session(devices=2) as session: ...`` closes it at the end.
 
     Attributes:
@@ -59,7 +59,7 @@ class Session(Guided, Offering):
 
     _inner = ("measured", "record", "simulated", "view")
     _elsewhere = SESSION
-    _link: KeptLink | None = None
+    _link: RemoteController | None = None
     """The way to what keeps the session, where it is kept."""
 
     @checked
@@ -246,7 +246,7 @@ class Session(Guided, Offering):
         """Whether it outlives this process (``hf.Session(..., keep=True)``)."""
         return self._link is not None
 
-    @Computed
+    @CompletableProperty
     def cluster(self) -> ClusterSpec:
         """The devices."""
         return self._parts.context.cluster
@@ -281,12 +281,12 @@ class Session(Guided, Offering):
         """All handles, in the order of declaration."""
         return tuple(self._parts.deployment.book)
 
-    @Computed
+    @CompletableProperty
     def models(self) -> Models:
         """The handles as algorithms take them: ``session.models.actor`` and so on."""
         return self._parts.deployment.models
 
-    @Computed
+    @CompletableProperty
     def placement(self) -> LivePlacement:
         """Who lives where, with memory; drawn live while calls run."""
         return self._parts.deployment.live()
@@ -335,12 +335,12 @@ class Session(Guided, Offering):
     report = delegate(itself, report)
     subscribe = delegate(itself, Parts.subscribe)
 
-    @Computed
+    @CompletableProperty
     def trace(self) -> Traces:
         """The spans of the current step; ``trace[k]`` of step k. Drawn live while calls run."""
         return self._parts.traces
 
-    @Computed
+    @CompletableProperty
     def dataflow(self) -> Dataflows:
         """The calls of the current step and the columns between them; ``dataflow[k]`` of step k. Drawn live while calls run."""
         return self._parts.dataflows
@@ -373,7 +373,7 @@ class Session(Guided, Offering):
     record = delegate(lambda parts: parts.log, HistoryLog.record)
     watch = delegate(lambda parts: parts.runs, CurrentRun.watch)
 
-    @Computed
+    @CompletableProperty
     def run(self) -> Run | None:
         """The last ``train``."""
         return self._parts.runs.run
@@ -389,7 +389,7 @@ class Session(Guided, Offering):
     rewind = delegate(lambda parts: parts.snapshots, Snapshots.rewind)
     fork = delegate(lambda parts: parts.snapshots, Snapshots.fork)
     forget = delegate(lambda parts: parts.snapshots, Snapshots.forget)
-    save: Save = delegate(lambda parts: parts.saves, Saves.save)  # type: ignore[arg-type, assignment]  # both overloads
+    save: SaveFunction = delegate(lambda parts: parts.saves, Saves.save)  # type: ignore[arg-type, assignment]  # both overloads
     load = delegate(lambda parts: parts.saves, Saves.load)
 
     @property
@@ -398,7 +398,7 @@ class Session(Guided, Offering):
         return self._parts.snapshots.by_name()
 
     @property
-    def batches(self) -> HeldBatches:
+    def batches(self) -> BatchRegistry:
         """The batches of your variables, by name or call; in an attached session also those of the kernel before."""
         return self._parts.batches
 

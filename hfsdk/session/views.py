@@ -652,10 +652,10 @@ def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
     return {**parts, "working": max(0, estimate.asked - sum(parts.values())), "asked": estimate.asked}
 
 
-# ``HeldBatches``: the batches of a session that the user can come back to, by name or number.
+# ``BatchRegistry``: the batches of a session that the user can come back to, by name or number.
 
 
-class HeldBatches(Mapping[str, Batch]):
+class BatchRegistry(Mapping[str, Batch]):
     """The batches that variables of the notebook, or script, refer to; in an attached session those of the kernel before, too.
 
     ``session.batches["rollout"]`` is the batch that the variable ``rollout`` refers to, ``session.batches[17]`` the one to which

@@ -444,7 +444,7 @@ def _settle(client: ControllerClient, calls: list[int]) -> None:
     """Wait until such calls are over; the first failure is told by who saves or loads, and those of other roles no later."""
     client.settle(calls)
     with contextlib.suppress(SessionClosedError):
-        client.send(m.Overlook(tuple(calls)))
+        client.send(m.AcknowledgeFailures(tuple(calls)))
 
 
 def _updates(result: Any) -> int:

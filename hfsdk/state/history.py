@@ -99,7 +99,7 @@ class HistoryLog:
         with uninterrupted():
             self.rows.append({ORDER: self._client.last_call, **place, **row, **versions})
         if calls:
-            self._client.send(m.InRow(tuple(calls)))
+            self._client.send(m.MarkRecorded(tuple(calls)))
 
     def amend(self, numbers: Mapping[str, float]) -> None:
         """Add numbers to the last step's row."""

@@ -17,7 +17,7 @@ from hfsdk.state.checkpoint import Saveable, Saving, check_space, load_session
 from hfsdk.state.checkpoint_index import BEST, folder_of, split, tell_of_anothers
 
 
-class Save(Protocol):
+class SaveFunction(Protocol):
     """How a session saves: :meth:`Saves.save`."""
 
     @overload

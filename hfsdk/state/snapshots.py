@@ -28,7 +28,7 @@ from hfsdk.state.history import HistoryLog
 
 if TYPE_CHECKING:
     from hfsdk.core.roles import RoleSpec
-    from hfsdk.core.runtime import Kept
+    from hfsdk.core.runtime import StateCopy
 
 MUST_AGREE = (
     ("kind", "kind"),
@@ -99,7 +99,7 @@ class Snapshots:
     def keep(self, name: str) -> Snapshot:
         """Take a snapshot that neither the session's ``snapshots`` nor its history list; :meth:`room` was asked before."""
         context, book = self._context, self._deployment.book
-        kept: tuple[Kept, ...] = self._client.send(m.Snapshot(tuple(handle.name for handle in self.trained)))
+        kept: tuple[StateCopy, ...] = self._client.send(m.TakeSnapshot(tuple(handle.name for handle in self.trained)))
         known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
         made = Snapshot(
             name=name, branch=self._log.branch, steps=context.next_step(), seed=context.seed, kept=kept,

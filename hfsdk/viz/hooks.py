@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hfsdk.core.hints import Offering
+from hfsdk.core.hints import PublicNames
 from hfsdk.core.system import can_start_threads
 from hfsdk.viz.drawn import PICTURES, picture_of
 from hfsdk.viz.frame import PUBLISH_INTERVAL_S, LivePicture, Picture, follow
@@ -45,7 +45,7 @@ def register(ipython: Any) -> None:
         html.for_type_by_name(module, name, _or_text(lambda obj: picture_of(obj).to_html()))
     from IPython.utils.generics import complete_object
 
-    complete_object.register(Offering, _offered)
+    complete_object.register(PublicNames, _offered)
     with contextlib.suppress(ImportError, AttributeError, KeyError):  # older ones have no such rule
         from IPython.core.guarded_eval import EVALUATION_POLICIES
 
@@ -54,7 +54,7 @@ def register(ipython: Any) -> None:
         policy.allowed_getattr_external.add(("hfsdk.session.session", "Session"))
 
 
-def _offered(obj: Offering, names: Sequence[str]) -> list[str]:
+def _offered(obj: PublicNames, names: Sequence[str]) -> list[str]:
     """Return what Tab offers of an object, out of all the names that its class has."""
     offered = set(dir(obj))
     return [name for name in names if name in offered]

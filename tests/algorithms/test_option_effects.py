@@ -729,7 +729,7 @@ def test_every_option_of_the_overlong_penalty_does_what_the_paper_says():
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize(("name", "cls"), [("KLCov", kl_cov.Largest), ("ClipCov", clip_cov.Drawn)])
+@pytest.mark.parametrize(("name", "cls"), [("KLCov", kl_cov.Largest), ("ClipCov", clip_cov.DrawnTokens)])
 def test_every_option_of_what_is_marked_does_what_the_paper_says(name, cls):
     samples = [sample(number, place) for number in range(6) for place in range(6)]
     advantages = [single(np.random.default_rng([3, s.key]).normal(0, 1, len(s))) for s in samples]
@@ -802,7 +802,7 @@ def test_no_class_of_options_and_no_option_is_left_out():
             found.add(cls)
     tried = {getattr(hf, name) for name in (*NAMES, "DPO", "BradleyTerry", "CostLoss", "CrossEntropy", "OverlongPenalty")}
     tried |= {module.Advantages for module in FUNCTIONS.values()} | {*POLICY_LOSSES.values()}
-    tried |= {ValueLoss, DPOLoss, PretrainingMix, kl_cov.Largest, clip_cov.Drawn, NormalisedWeights, hf.PassAtK}
+    tried |= {ValueLoss, DPOLoss, PretrainingMix, kl_cov.Largest, clip_cov.DrawnTokens, NormalisedWeights, hf.PassAtK}
     assert found == tried
     without = [f"{cls.__name__}.{field.name}" for cls in tried for field in dataclasses.fields(cls) if field.name not in CHANGES]
     assert not without, f"no other value is tried of {without}"

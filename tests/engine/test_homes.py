@@ -476,7 +476,7 @@ def test_a_role_that_cannot_be_loaded_is_told_at_its_own_calls_alone(monkeypatch
 def test_what_is_overlooked_takes_dead_workers_along(session, runtime, monkeypatch):
     """So a run that restores a save does not meet the same death again."""
     monkeypatch.setattr(runtime, "devices", lambda pool: ())
-    parts_of(session).client.send(m.Overlook())
+    parts_of(session).client.send(m.AcknowledgeFailures())
     assert {state for _, state, _ in parts_of(session).client.send(q.Roles()).values()} == {"declared"}
     monkeypatch.undo()
     session.models.actor.update(session.rows, lambda out, b: out.log_probs).wait()
@@ -484,6 +484,6 @@ def test_what_is_overlooked_takes_dead_workers_along(session, runtime, monkeypat
 
 
 def test_a_note_is_a_call_of_the_trace(session):
-    parts_of(session).client.send(m.Note("restore", session.trace.spans[0].start_ns, 0.25, "a worker died"))
+    parts_of(session).client.send(m.TraceNote("restore", session.trace.spans[0].start_ns, 0.25, "a worker died"))
     (span,) = [span for span in session.trace.calls if span.name == "restore"]
     assert (span.role, span.duration_s, span.attrs["why"]) == ("session", 0.25, "a worker died")

@@ -110,7 +110,7 @@ def test_a_linear_does_not_keep_what_is_made_again(monkeypatch):
     layer(x).sum()
     weights = {layer.fc1.weight.data_ptr(), layer.fc2.weight.data_ptr()}
     assert {tensor.data_ptr() for tensor in kept if isinstance(tensor, torch.Tensor)} == weights
-    assert sum(isinstance(tensor, megatron_model._Made) for tensor in kept) == 2, "the normed x, and the product"
+    assert sum(isinstance(tensor, megatron_model._Recomputed) for tensor in kept) == 2, "the normed x, and the product"
 
 
 def test_a_linear_that_fails_leaves_nothing_behind():

@@ -11,7 +11,7 @@ from hfsdk.core.errors import CallError, DependencyError, PlacementError, Sessio
 from hfsdk.core.runtime import CallOutcome, TransferBrokenError
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.controller import weight_syncs
-from hfsdk.engine.controller.records import Meeting
+from hfsdk.engine.controller.records import LaneReservation
 from hfsdk.session.parts import parts_of
 
 APART = {"actor critic": 1, "actor.rollout critic.inference": 1}
@@ -34,7 +34,7 @@ class Watched:
         monkeypatch.setattr(weight_syncs, "Meeting", self.meet)
 
     def meet(self):
-        self.meetings.append(Meeting(arrived=Counted()))
+        self.meetings.append(LaneReservation(arrived=Counted()))
         return self.meetings[-1]
 
     def gate(self, method):

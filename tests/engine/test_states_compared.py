@@ -14,8 +14,8 @@ import hfsdk as hf
 from hfsdk.core.roles import RoleSpec
 from hfsdk.engine.weights.role_state import Summary
 from hfsdk.engine.weights.shares import StateShare, Strip
-from hfsdk.engine.worker.hybrid_engine import Transition
-from hfsdk.engine.worker.role_state import RoleStates
+from hfsdk.engine.worker.hybrid_engine import HybridEngine
+from hfsdk.engine.worker.role_state import RoleStateTransfer
 
 HARMED = "decoder.layers.1.mlp.linear_fc2.weight"
 
@@ -60,7 +60,7 @@ def states(trainer):
     groups = SimpleNamespace(dp_size=1, dp_rank=0, mesh=mesh, gather=lambda mine, kind: [mine])
     transition = SimpleNamespace(to_training=lambda: None, replaced=lambda: None)
     spec = RoleSpec(name="actor", kind="actor", model=trainer.spec)
-    return RoleStates(spec, None, groups, trainer, transition)
+    return RoleStateTransfer(spec, None, groups, trainer, transition)
 
 
 def test_a_state_that_comes_back_as_it_was_is_taken(states, trainer):
@@ -80,7 +80,7 @@ def test_one_number_that_is_another_one_is_told_with_its_tensor(states, trainer)
 
 def test_a_state_that_was_taken_over_makes_the_rollouts_weights_old(trainer):
     spec = RoleSpec(name="actor", kind="actor", model=trainer.spec)
-    transition = Transition(spec, None, None, None, None)
+    transition = HybridEngine(spec, None, None, None, None)
     transition.stale = False
     transition.replaced()
     assert transition.stale

@@ -42,7 +42,7 @@ def transition(worker, train, tp, folder, loaded, exported):
     """Two rounds of generating and training, the second against exported weights; what is not bit-equal is returned by name."""
     from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions, Sampling
     from hfsdk.engine.process.safepoint import SafePoint
-    from hfsdk.engine.worker.role_engine import HostedRole
+    from hfsdk.engine.worker.role_engine import RoleEngine
 
     rank, world_size = worker.setup.rank, worker.setup.world_size
     spec = ModelSpec.from_folder(folder)
@@ -51,7 +51,7 @@ def transition(worker, train, tp, folder, loaded, exported):
         rollout=Layout(tp=tp).fill(world_size), optimizer=AdamW(lr=1e-3, distributed=train in DISTRIBUTED),
         rollout_options=RolloutOptions(max_model_len=128, max_num_seqs=16, cpu_weights="shared", kv_cache_bytes=KV_CACHE_BYTES),
     )  # fmt: skip
-    hosted, never = HostedRole(role, worker), SafePoint(lambda: False)
+    hosted, never = RoleEngine(role, worker), SafePoint(lambda: False)
     table = Table({"prompt": PROMPTS, "position": np.arange(len(PROMPTS))})
     greedy = Assignment(arguments=Generation(sampling=Sampling(max_new_tokens=EIGHT.max_new_tokens, temperature=0.0)))
     wrong, censuses, reports, tokens = [], [], [], []

@@ -231,7 +231,7 @@ class Whole:
 
     def __init__(self, rank, world_size, folder, name):
         from hfsdk.core.roles import AdamW, RoleSpec, RolloutOptions
-        from hfsdk.engine.worker.role_engine import HostedRole
+        from hfsdk.engine.worker.role_engine import RoleEngine
         from hfsdk.engine.worker.role_host import WorkerSetup
         from hfsdk.engine.worker.worker import Worker
 
@@ -242,7 +242,7 @@ class Whole:
             name=name, kind="actor", folder=folder, model=ModelSpec.from_folder(folder), train=Layout(tp=2).fill(world_size),
             rollout=Layout(tp=1).fill(world_size), optimizer=AdamW(lr=1e-2), rollout_options=options,
         )  # fmt: skip
-        self.hosted = self.worker.roles[name] = HostedRole(role, self.worker)
+        self.hosted = self.worker.roles[name] = RoleEngine(role, self.worker)
         self.rollout = self.hosted.rollout
 
     def spans(self):

@@ -12,7 +12,7 @@ from expect import refuses
 import hfsdk as hf
 from hfsdk.algorithms import covariance, distillation, gdpo, gpg, opo, pass_at_k, process, reinforce_pp_baseline, rlmath
 from hfsdk.algorithms.cispo import CISPOLoss
-from hfsdk.algorithms.clip_cov import ClipCovLoss, Drawn
+from hfsdk.algorithms.clip_cov import ClipCovLoss, DrawnTokens
 from hfsdk.algorithms.dppo import DPPOLoss
 from hfsdk.algorithms.filtering import OTHER, Concatenation
 from hfsdk.algorithms.gmpo import GMPOLoss
@@ -130,7 +130,7 @@ class TestLosses:
     def test_clip_cov_is_verls(self):
         """By the gradient: of a token that the clip has cut anyway, verl keeps the loss, which has none."""
         options = ORACLE["options"]["verl"]["clip_cov"]
-        mask = self.marks(Drawn(share=options["share"], low=options["low"], high=options["high"]))
+        mask = self.marks(DrawnTokens(share=options["share"], low=options["low"], high=options["high"]))
         assert 0 < mask.sum() < len(mask)
         found = run(made(ClipCovLoss, "verl", "clip_cov"), COLUMNS["token_advantages"], covariance_mask=mask)
         check(found, ORACLE["verl"]["clip_cov"], values=False)
@@ -270,7 +270,7 @@ class TestWeights:
 class TestCovariance:
     def test_the_draw_is_of_the_numbers_and_within_the_bounds(self):
         numbers = torch.linspace(-3, 9, 4001, dtype=torch.float64)
-        function = Drawn(share=0.01)
+        function = DrawnTokens(share=0.01)
         marked = function.marked(numbers)
         assert marked.sum() == 40
         assert torch.equal(marked, function.marked(numbers)), "the same batch, the same tokens"

@@ -14,7 +14,7 @@ from hfsdk.core.response_lengths import MEASURED
 from hfsdk.core.roles import Sampling
 from hfsdk.planner.perf.setup import Links
 from hfsdk.planner.tails.generation import OWN, SHARED, fits, gather, generate
-from hfsdk.planner.tails.replica import Replica, Row
+from hfsdk.planner.tails.replica import PendingResponse, Replica
 from hfsdk.planner.tails.tail_case import TailCase, part_of
 from hfsdk.planner.tails.token_costs import TokenCosts
 
@@ -23,7 +23,7 @@ FLAT = TokenCosts(step_s=(0.0, 1.0, 1.0, 1.0, 1.0), read_s=0.0, prefill_s=0.0)
 
 
 def rows(*lengths, prompt=0, groups=None):
-    return [Row(k, k if groups is None else groups[k], prompt, length) for k, length in enumerate(lengths)]
+    return [PendingResponse(k, k if groups is None else groups[k], prompt, length) for k, length in enumerate(lengths)]
 
 
 def score(completions):

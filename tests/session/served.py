@@ -38,9 +38,9 @@ class Near:
 @contextlib.contextmanager
 def kept_session(monkeypatch):
     """Keep a simulated session, which every server of this process then finds."""
-    monkeypatch.setattr(keepers.Keeper, "_tick", lambda keeper: None)  # it ends its process with the session
+    monkeypatch.setattr(keepers.SessionActor, "_tick", lambda keeper: None)  # it ends its process with the session
     monkeypatch.setattr(keepers, "start_kept", lambda *options: taken(start_simulated("1x2 A100-80GB", None)))
-    keeper = keepers.Keeper(
+    keeper = keepers.SessionActor(
         k.KeepOptions(name=NAME, version=package_version(), seed=0, devices=2, own_machine=True, unattended_s=1e5)
     )
     monkeypatch.setattr(server, "keeper_of", lambda name, address: Near(keeper) if name == NAME else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
-from hfsdk.kept.near_cluster import FarTokenizer, text_of
+from hfsdk.kept.near_cluster import RemoteTokenizer, text_of
 from hfsdk.session.parts import parts_of
 
 TEXTS = [f"review number {i}" for i in range(12)]
@@ -21,7 +21,7 @@ def asked(session, actor):
         found.append(question[1:])
         return text_of(*question, lambda folder: near)
 
-    client.use_tokenizer(FarTokenizer(near.folder, ask))
+    client.use_tokenizer(RemoteTokenizer(near.folder, ask))
     return found
 
 

@@ -19,8 +19,8 @@ from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.runtime import Part, Stored
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
+from hfsdk.diagnose.call_recorder import SHARE, RollingSnapshots, SubmittedCall
 from hfsdk.diagnose.first_bad import TapedUpdate, bisected, code_of, first_bad_layer, verdict_of
-from hfsdk.diagnose.step_tape import SHARE, LookBack, TapedCall
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import plan_orders
 from hfsdk.run.metric_outliers import Jumps, first_bad
@@ -131,7 +131,7 @@ def test_an_update_is_taken_apart_by_the_mini_batches_that_it_had():
         refs = {name: refs_of(batch)[name] for name in batch.columns}
         message = m.Submit("actor", "update", "learning", refs, (), 8, arguments=Learning(epochs=2, mini_batches=2, seed=5))
         client = parts_of(session).client
-        taken_apart = TapedUpdate(client, TapedCall(0, message, None), {"actor": actor}).plan
+        taken_apart = TapedUpdate(client, SubmittedCall(0, message, None), {"actor": actor}).plan
         session.place("colocate")
         columns = {name: client.info(ref) for name, ref in refs.items()}
         stored = {ref.call_id: Stored("your data", 8, (Part(np.arange(8), None, 0),), columns) for ref in refs.values()}
@@ -154,7 +154,7 @@ def test_a_run_keeps_snapshots_that_nobody_else_sees(session, ready):
 
 
 def test_snapshots_take_their_share_of_the_time_and_no_more(session, ready):
-    look_back = LookBack(parts_of(session), 2, nullcontext)
+    look_back = RollingSnapshots(parts_of(session), 2, nullcontext)
     taken, spent = 0, 0.0
     for _ in range(200):
         look_back.before_step()

@@ -15,7 +15,7 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import PROTOCOLS
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Kept, Stored
+from hfsdk.core.runtime import StateCopy, Stored
 from hfsdk.core.table import Table
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
@@ -24,26 +24,27 @@ from hfsdk.engine.calls import queries as q
 def examples():
     role = RoleSpec(name="actor", kind="actor")
     ref = ColumnRef(3, "prompt", np.arange(2))
-    kept = Kept(1, "actor", "tp1 pp1 dp2", (0, 1), (10, 10), 4)
+    kept = StateCopy(1, "actor", "tp1 pp1 dp2", (0, 1), (10, 10), 4)
     protocol, inputs = PROTOCOLS["MICRO_DP"], {"prompt": ref}
     submit = m.Submit(
         "actor", "generate", "generation", inputs, ("response",), 2, protocol, Learning(epochs=2), "cell 1", "f@1", 2.0, "all"
     )
     return [
-        m.Declare(role), m.Remove("actor"), m.Place(Placement.of("colocate", ["actor"], 2), (role,)),
+        m.Declare(role), m.Remove("actor"), m.PlaceRoles(Placement.of("colocate", ["actor"], 2), (role,)),
         m.Put(Table({"x": np.arange(3)})),
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}),
         m.AskHostRoom(("actor",), unless_kept=True), m.Cancel((1,)), m.Release((1,)),
         m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
-        m.Snapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Return((kept,), "main"), m.Forget((kept,)), m.Overlook(),
-        m.Overlook((1, 2)), m.Close(),
-        m.Note("restore", 1, 0.5, "a worker died"), q.Devices(), m.InRow((1, 2)),
+        m.TakeSnapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Return((kept,), "main"), m.Forget((kept,)),
+        m.AcknowledgeFailures(),
+        m.AcknowledgeFailures((1, 2)), m.Close(),
+        m.TraceNote("restore", 1, 0.5, "a worker died"), q.Devices(), m.MarkRecorded((1, 2)),
         m.AwaitLoads(),
         *(query(1) for query in (q.StateOf, q.ResultOf, q.WriterOf, q.StoredOf, q.CallsOf, q.SpansOf, q.FlowsOf, q.RerunsOf)),
         *(query() for query in (q.CurrentStep, q.FirstStep, q.RunningCalls, q.Changes, q.Roles, q.CurrentPlacement, q.Nodes)),
         q.UpcomingStep(), q.KeptOf("actor", 3),
         q.InfoOf(ref), q.ControllerBytes(), q.HeldBytes(), m.Locate({"prompt": ref}),
-        m.PutAway(Stored("your data", 0, (), {}), [None], 0),
+        m.PutByReference(Stored("your data", 0, (), {}), [None], 0),
     ]  # fmt: skip
 
 

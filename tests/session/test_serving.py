@@ -38,7 +38,7 @@ class Done:
 
 
 def test_asked_again_is_not_done_again_and_what_has_come_is_forgotten():
-    answers, done = serving.Answers(1), Done()
+    answers, done = serving.AnsweredRequests(1), Done()
     assert [answers.once(number, 1, ACT, done).result().value for number in (1, 2, 1, 2)] == [1, 2, 1, 2]
     # one request is not answered, however many are after it
     kept = [weakref.ref(answers.once(number, 2, ACT, done)) for number in range(3, 3000)]
@@ -50,7 +50,7 @@ def test_asked_again_is_not_done_again_and_what_has_come_is_forgotten():
 
 
 def test_what_a_forgotten_kernel_asks_again_is_told_as_unknown():
-    answers, done = serving.Answers(8), Done()
+    answers, done = serving.AnsweredRequests(8), Done()
     assert "not known whether it was done" in str(answers.once(7, 7, ACT, done).result().errors[0])
     assert answers.once(6, 6, LOOK, done).result().value == 1
     assert answers.once(8, 8, ACT, done).result().value == 2

@@ -16,7 +16,7 @@ from expect import each, refuses
 import hfsdk as hf
 from hfsdk.assets import model_folder
 from hfsdk.core.batch import refs_of
-from hfsdk.core.hints import Guided, Offering
+from hfsdk.core.hints import AttributeHints, PublicNames
 from hfsdk.core.spec import PRESETS, ModelSpec
 from hfsdk.core.weight_files import WeightFiles
 from tests.session.scripted import ScriptedRuntime, learn
@@ -488,7 +488,7 @@ def test_a_session_is_open_as_long_as_a_handle_of_it_is_there(runtime):
 def test_tab_shows_what_a_user_would_type():
     public = {name for name in dir(hf.Session.simulated("1x1 H100")) if not name.startswith("_")}
     assert not public & {"client", "ready", "release", "notice", "next_count", "persistent", "restore", "find_snapshot", "resume"}
-    assert hf.Session.__bases__ == (Guided, Offering)
+    assert hf.Session.__bases__ == (AttributeHints, PublicNames)
 
 
 def test_the_facade_passes_on_with_its_own_name():

@@ -12,7 +12,7 @@ import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.experiment import Experiment
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.snapshots import Keeping
+from hfsdk.engine.controller.snapshots import SnapshotStore
 from hfsdk.engine.simulation.runtime import SimulatedRuntime
 from hfsdk.planner.perf.perf_model import PerfModel
 from hfsdk.run.run import MEASURED
@@ -195,7 +195,7 @@ def test_a_snapshot_that_fails_leaves_no_copy(session, prompts, runtime, monkeyp
 
     def waiting():
         """Whether it still waits at five looks in a row, long after it has heard of the first failure."""
-        looks.append(waits(Keeping.keep))
+        looks.append(waits(SnapshotStore.keep))
         return looks[-5:] == [True] * 5
 
     monkeypatch.setattr(runtime, "keep", kept)
@@ -383,7 +383,7 @@ def test_the_history_is_saved_with_its_branches(session, prompts, tmp_path):
 def test_snapshots_travel_as_data(session, prompts):
     before = session.snapshot("before")
     assert pickle.loads(pickle.dumps(before)).kept == before.kept
-    for message in (m.Snapshot(("actor",)), m.Rewind(before.kept, "x"), m.Forget(before.kept)):
+    for message in (m.TakeSnapshot(("actor",)), m.Rewind(before.kept, "x"), m.Forget(before.kept)):
         assert pickle.loads(pickle.dumps(message)) == message
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.comparison import ComparedCall, Comparison
-from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, ObjectRead, Share, Transfer
 from hfsdk.core.experiment import MEASURED, Experiment
 from hfsdk.core.gap import CAUSES, Gap, GapCause, LayerGap
 from hfsdk.core.history import Branch, History, Mark
@@ -197,7 +197,7 @@ def flow_of(words: str, seconds: float | None, state: str = "done", ranks: int =
         column_bytes={words: 100 * ranks},
     )  # fmt: skip
     holders = tuple(Holder(rank, 2, 100) for rank in range(ranks))
-    shares = tuple(Share((rank,), (Piece(rank, 2, 100, words),)) for rank in range(ranks))
+    shares = tuple(Share((rank,), (ObjectRead(rank, 2, 100, words),)) for rank in range(ranks))
     shared = {"role": words, "method": words, "line": words, "num_rows": 2 * ranks, "protocol": "DP"}
     calls = (
         CallFlow(Call(id=1, phase="generation", writes=(words,), **shared), run),

@@ -11,7 +11,7 @@ import pytest
 from expect import refuses
 
 import hfsdk as hf
-from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import Call, CallFlow, CallRun, Dataflow, Holder, ObjectRead, Share, Transfer
 from hfsdk.core.layout import Layout
 from hfsdk.viz.frame import bytes_text
 from hfsdk.viz.pictures.dataflow import DataflowPicture, DataflowView, dataflow_view
@@ -28,9 +28,9 @@ def flow(ranks: int = 2, per_node: int = 8, **changes: Any) -> Dataflow:
     )  # fmt: skip
     holders = tuple(Holder(rank, 2, 100) for rank in range(ranks))
     pairs = [tuple(range(first, min(first + 2, ranks))) for first in range(0, ranks, 2)]
-    shares = tuple(Share(pair, tuple(Piece(r, 2, 100, f"{2 * r}-{2 * r + 1}") for r in pair)) for pair in pairs)
+    shares = tuple(Share(pair, tuple(ObjectRead(r, 2, 100, f"{2 * r}-{2 * r + 1}") for r in pair)) for pair in pairs)
     read = Transfer(1, ("response",), (100 * ranks,), holders, shares)
-    whole = Share((None,), tuple(Piece(rank, 2, 100, f"{2 * rank}-{2 * rank + 1}") for rank in range(ranks)))
+    whole = Share((None,), tuple(ObjectRead(rank, 2, 100, f"{2 * rank}-{2 * rank + 1}") for rank in range(ranks)))
     calls = [
         CallFlow(Call(id=1, role="actor", method="generate", phase="generation", writes=("response",), num_rows=2 * ranks,
                       protocol="MICRO_DP", line="cell 3, line 1"), run),
@@ -94,7 +94,7 @@ def test_many_ranks_stand_together() -> None:
 
 def test_ranks_with_the_same_rows_stand_together() -> None:
     given = flow(2)
-    share = Share(tuple(range(128)), tuple(Piece(r, 2, 100, "") for r in range(2)))
+    share = Share(tuple(range(128)), tuple(ObjectRead(r, 2, 100, "") for r in range(2)))
     moved = replace(given.edges[0].transfer, shares=(share,))
     edge = replace(given.edges[0], transfer=moved)
     shown = dataflow_view(replace(given, edges=(edge, *given.edges[1:])).view())["edges"][0]

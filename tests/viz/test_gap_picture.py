@@ -9,7 +9,7 @@ import pytest
 from expect import refuses
 
 import hfsdk as hf
-from hfsdk.core.gap import CAUSES, Gap, GapCause, Inside, LayerGap, is_rounding, layer_gaps, size
+from hfsdk.core.gap import CAUSES, Gap, GapCause, HiddenStates, LayerGap, is_rounding, layer_gaps, size
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.pictures.gap import MOST_LAYERS, GapView
 from tests.viz.test_frame import check
@@ -82,8 +82,9 @@ def test_what_is_rounding_depends_on_the_dtype_and_impossible_tokens_are_not() -
 def test_layers_are_measured_from_transformers_whoever_saw_them() -> None:
     first, second = np.array([3.0, 4.0]), np.array([1.0, 0.0])
     seen = [
-        Inside("trainer", {"layer 0": first}), Inside("trainer", {"layer 1": second}), Inside("rollout", {"layer 0": first * 1.1}),
-        Inside("fp32", {"layer 0": first, "layer 1": second}),
+        HiddenStates("trainer", {"layer 0": first}), HiddenStates("trainer", {"layer 1": second}),
+        HiddenStates("rollout", {"layer 0": first * 1.1}),
+        HiddenStates("fp32", {"layer 0": first, "layer 1": second}),
     ]  # fmt: skip
     near, far = layer_gaps(seen, ["layer 0", "layer 1"])
     assert (near.trainer, near.rollout) == pytest.approx((0.0, 0.1))

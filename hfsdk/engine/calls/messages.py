@@ -13,7 +13,7 @@ from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.protocol import TransferProtocol
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Kept, Stored
+from hfsdk.core.runtime import StateCopy, Stored
 from hfsdk.core.table import Table
 
 
@@ -32,7 +32,7 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceRoles:
     """Put roles on pools and load them; roles that lived elsewhere, or in another layout, move with their state."""
 
     placement: Placement
@@ -61,7 +61,7 @@ class Put:
 
 
 @dataclass(frozen=True, eq=False)
-class PutAway:
+class PutByReference:
     """As :class:`Put`, from a process beside the controller's: the table lies in the runtime's store, and does not come by."""
 
     stored: Stored
@@ -158,7 +158,7 @@ class Logs:
 
 
 @dataclass(frozen=True)
-class InRow:
+class MarkRecorded:
     """These calls' step has a row of its own in the history, so that ``"changes"`` leaves them out."""
 
     call_ids: tuple[int, ...]
@@ -204,7 +204,7 @@ class AskHostRoom:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TakeSnapshot:
     """Keep the state of trained roles as it is behind everything submitted so far.
 
     Reply: a :class:`~hfsdk.core.runtime.Kept` for each; that of an earlier snapshot where nothing has changed the role since.
@@ -217,7 +217,7 @@ class Snapshot:
 class Rewind:
     """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[StateCopy, ...]
     branch: str = ""
     """Empty: the one there is."""
 
@@ -230,7 +230,7 @@ class Return:
     Reply: what such roles come back with, in words.
     """
 
-    kept: tuple[Kept, ...]
+    kept: tuple[StateCopy, ...]
     branch: str = ""
     """Empty: the one there is."""
 
@@ -239,11 +239,11 @@ class Return:
 class Forget:
     """A snapshot is not needed any more; what no other one refers to is freed."""
 
-    kept: tuple[Kept, ...]
+    kept: tuple[StateCopy, ...]
 
 
 @dataclass(frozen=True)
-class Overlook:
+class AcknowledgeFailures:
     """Take the failures that nobody has looked at as seen: they tell of what was told, and no later call needs to raise them.
 
     Workers that have ended as well, or hang, are taken as gone with them; nothing may run meanwhile.
@@ -254,7 +254,7 @@ class Overlook:
 
 
 @dataclass(frozen=True)
-class Note:
+class TraceNote:
     """Draw in the trace's current step that something took a time, and why."""
 
     method: str
@@ -273,9 +273,9 @@ class Close:
 Message = (
     Declare
     | Remove
-    | Place
+    | PlaceRoles
     | Put
-    | PutAway
+    | PutByReference
     | Submit
     | Wait
     | Fetch
@@ -285,15 +285,15 @@ Message = (
     | Logs
     | NextStep
     | AwaitLoads
-    | InRow
+    | MarkRecorded
     | Recover
     | Saved
     | AskHostRoom
-    | Snapshot
+    | TakeSnapshot
     | Rewind
     | Return
     | Forget
-    | Overlook
-    | Note
+    | AcknowledgeFailures
+    | TraceNote
     | Close
 )

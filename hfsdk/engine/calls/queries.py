@@ -10,7 +10,7 @@ from hfsdk.core.dataflow import Call, CallFlow
 from hfsdk.core.pending import ColumnInfo, ColumnRef
 from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import DeviceStatus, Kept, NodeStatus, Stored
+from hfsdk.core.runtime import DeviceStatus, NodeStatus, StateCopy, Stored
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls.rerun import Rerun
 
@@ -141,7 +141,7 @@ class RerunsOf(Query[list[Rerun]]):
 
 @dataclass(frozen=True)
 class Changes(Query[list[Change]]):
-    """Every optimizer step or update that is in no row of the history (``InRow``), in the order of submission."""
+    """Every optimizer step or update that is in no row of the history (``MarkRecorded``), in the order of submission."""
 
 
 # -- of roles and devices
@@ -153,7 +153,7 @@ class Roles(Query[Mapping[str, RoleStatus]]):
 
 
 @dataclass(frozen=True)
-class KeptOf(Query[Kept | None]):
+class KeptOf(Query[StateCopy | None]):
     """The state of a role after so many updates, which its weights of now come from, if its ranks keep it in their layout."""
 
     role: str

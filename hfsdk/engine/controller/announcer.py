@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hfsdk.core.call_events import Event, Listener
 from hfsdk.core.errors import SessionClosedError
 from hfsdk.core.runtime import Progress, Runtime
-from hfsdk.engine.controller.call_queue import WAIT_S, Closing
+from hfsdk.engine.controller.call_queue import WAIT_S, ShutdownFlag
 from hfsdk.engine.controller.queries import Live
 from hfsdk.engine.controller.records import CallRecord, Ledger
 
@@ -60,7 +60,7 @@ class Monitor(threading.Thread):
         live: pool -> its running call's progress and spans, at the last look.
     """
 
-    def __init__(self, runtime: Runtime, ledger: Ledger, announcer: Announcer, closing: Closing) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, announcer: Announcer, closing: ShutdownFlag) -> None:
         super().__init__(name="hfsdk-monitor", daemon=True)
         self._runtime, self._ledger, self._announcer, self._closing = runtime, ledger, announcer, closing
         self.live: Live = {}

@@ -11,14 +11,14 @@ from hfsdk.core.errors import CallError, HfsdkError, SessionClosedError
 from hfsdk.engine.controller.records import CallRecord, raised
 
 
-class Lane:
+class CallQueue:
     """Runs what it is given, one after the other, in submission order.
 
     Attributes:
         last: set once what was put on it last is over, and so all before that.
     """
 
-    def __init__(self, name: str, closing: Closing, carry_out: Callable[[CallRecord], None], *, threaded: bool) -> None:
+    def __init__(self, name: str, closing: ShutdownFlag, carry_out: Callable[[CallRecord], None], *, threaded: bool) -> None:
         """Start it.
 
         Args:
@@ -93,13 +93,13 @@ class Lane:
                 over.set()
 
 
-# ``Closing``: whether the controller is closed; whatever waits looks here.
+# ``ShutdownFlag``: whether the controller is closed; whatever waits looks here.
 
 WAIT_S = 0.2
 """How often what waits for something else looks whether the session was closed meanwhile."""
 
 
-class Closing:
+class ShutdownFlag:
     """Set once, when the session is closed."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from hfsdk.core.errors import (
 from hfsdk.core.files import FileSum
 from hfsdk.core.methods import PUT
 from hfsdk.core.placement import Placement
-from hfsdk.core.runtime import Kept, Pick, Runtime, Stored
+from hfsdk.core.runtime import Pick, Runtime, StateCopy, Stored
 from hfsdk.core.system import can_start_threads
 from hfsdk.core.table import Table
 from hfsdk.core.trace import Span
@@ -45,9 +45,9 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.dispatch import picks_for
 from hfsdk.engine.calls.host_memory import HostRoom, needed_by_node, rooms
 from hfsdk.engine.controller.announcer import Announcer, Monitor
-from hfsdk.engine.controller.call_queue import Closing, Lane
+from hfsdk.engine.controller.call_queue import CallQueue, ShutdownFlag
 from hfsdk.engine.controller.execution import Execution, where
-from hfsdk.engine.controller.queries import Answers
+from hfsdk.engine.controller.queries import QueryHandler
 from hfsdk.engine.controller.records import (
     FINISHED,
     CallRecord,
@@ -59,7 +59,7 @@ from hfsdk.engine.controller.records import (
     source_of,
     stored_table,
 )
-from hfsdk.engine.controller.role_placement import Homes
+from hfsdk.engine.controller.role_placement import RolePlacer
 from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 TASKS = "tasks"
@@ -75,9 +75,9 @@ class Controller:
         self._runtime = runtime
         self._lock = threading.RLock()
         self._next_id = 0
-        self._closing, self._announcer, self._calls = Closing(), Announcer(), Ledger()
+        self._closing, self._announcer, self._calls = ShutdownFlag(), Announcer(), Ledger()
         self._steps = Steps(self._calls.begin_step)
-        self._homes = Homes(runtime, self._calls, self._lane, self._announcer.tell)
+        self._homes = RolePlacer(runtime, self._calls, self._lane, self._announcer.tell)
         self._roles, self._lanes, self._keeping = self._homes.roles, self._homes.lanes, self._homes.keeping
         self._syncs = WeightSyncs(runtime, self._homes, self._closing, self._make_call, self._enqueue)
         self._execution = Execution(runtime, self._calls, self._homes, self._syncs, self._announcer, self._closing)
@@ -85,15 +85,15 @@ class Controller:
         self._threaded = runtime.kind != "simulated" or can_start_threads()
         if self._threaded:
             self._monitor.start()
-        self._answers = Answers(runtime, self._calls, self._homes, self._steps, lambda: self._monitor.live)
+        self._answers = QueryHandler(runtime, self._calls, self._homes, self._steps, lambda: self._monitor.live)
         self._handlers: dict[type, Callable[[Any], Any]] = {
-            m.Declare: self._declare, m.Remove: self._remove, m.Place: self._place, m.Put: self._put, m.Submit: self._submit,
-            m.PutAway: self._put_away, m.Locate: self._locate,
+            m.Declare: self._declare, m.Remove: self._remove, m.PlaceRoles: self._place, m.Put: self._put, m.Submit: self._submit,
+            m.PutByReference: self._put_away, m.Locate: self._locate,
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
             m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
-            m.Close: self._close, m.AskHostRoom: self._host_room, m.Snapshot: self._snapshot, m.Rewind: self._rewind,
-            m.Return: self._return, m.Forget: self._forget, m.Overlook: self._overlook, m.Note: self._note,
-            m.AwaitLoads: lambda message: self._homes.await_loads(message.role), m.InRow: self._in_row,
+            m.Close: self._close, m.AskHostRoom: self._host_room, m.TakeSnapshot: self._snapshot, m.Rewind: self._rewind,
+            m.Return: self._return, m.Forget: self._forget, m.AcknowledgeFailures: self._overlook, m.TraceNote: self._note,
+            m.AwaitLoads: lambda message: self._homes.await_loads(message.role), m.MarkRecorded: self._in_row,
         }  # fmt: skip
 
     @overload
@@ -128,7 +128,7 @@ class Controller:
         with self._lock:
             self._homes.remove(message.role)
 
-    def _place(self, message: m.Place) -> Placement:
+    def _place(self, message: m.PlaceRoles) -> Placement:
         with self._lock:
             self._homes.place(message)
         if message.wait:
@@ -154,7 +154,7 @@ class Controller:
         needed = needed_by_node((spec, [cluster.node_of(d) for d in devices], trained) for spec, devices, trained in placed)
         return rooms(needed, self._runtime.free_host_bytes(sorted({d for _, devices, _ in placed for d in devices})))
 
-    def _snapshot(self, message: m.Snapshot) -> tuple[Kept, ...]:
+    def _snapshot(self, message: m.TakeSnapshot) -> tuple[StateCopy, ...]:
         with self._lock:
             self._settle(message.roles)
             return self._keeping.keep(message.roles)
@@ -172,7 +172,7 @@ class Controller:
             returned = [self._return_one(self._homes.role(kept.role), kept) for kept in message.kept]
         return tuple(filter(None, returned))
 
-    def _return_one(self, record: RoleRecord, kept: Kept) -> str:
+    def _return_one(self, record: RoleRecord, kept: StateCopy) -> str:
         """Give a role back what it had; where that is gone, return with what of behind it the role comes back, in words."""
         self._keeping.back_at(record, kept)
         try:
@@ -198,7 +198,7 @@ class Controller:
         for name in roles:
             self._raise_unseen(self._homes.role(name))
 
-    def _overlook(self, message: m.Overlook) -> None:
+    def _overlook(self, message: m.AcknowledgeFailures) -> None:
         if message.calls is not None:
             with self._lock:
                 for role in self._roles.values():
@@ -211,7 +211,7 @@ class Controller:
             for role in self._roles.values():
                 role.unseen = None
 
-    def _note(self, message: m.Note) -> None:
+    def _note(self, message: m.TraceNote) -> None:
         with self._lock:
             self._next_id += 1
             call = Call(id=self._next_id, role="session", method=message.method, step=self._steps.number)
@@ -265,7 +265,7 @@ class Controller:
             self._enqueue(record, lane)
         return record.call.id
 
-    def _in_row(self, message: m.InRow) -> None:
+    def _in_row(self, message: m.MarkRecorded) -> None:
         with self._lock:
             self._calls.in_row(message.call_ids)
 
@@ -291,7 +291,7 @@ class Controller:
         described = stored_table("your data", message.table, ())  # what cannot travel is told by its column's name
         return self._keep(replace(described, parts=(self._runtime.put(message.table),)))
 
-    def _put_away(self, message: m.PutAway) -> int:
+    def _put_away(self, message: m.PutByReference) -> int:
         part = self._runtime.adopt(message.content, message.stored.num_rows, message.num_bytes)
         return self._keep(replace(message.stored, parts=(part,)))
 
@@ -371,10 +371,10 @@ class Controller:
                     else:
                         self._execution.finish(record, CallCancelledError("cancelled before it started", **where(record.call)))
 
-    def _lane(self, name: str) -> Lane:
+    def _lane(self, name: str) -> CallQueue:
         with self._lock:
             if name not in self._lanes:
-                self._lanes[name] = Lane(name, self._closing, self._execution.carry_out, threaded=self._threaded)
+                self._lanes[name] = CallQueue(name, self._closing, self._execution.carry_out, threaded=self._threaded)
             return self._lanes[name]
 
     def _close(self, message: m.Close) -> None:

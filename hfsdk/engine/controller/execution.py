@@ -28,7 +28,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import check_aligned, mesh_of, plan_orders, task_order
 from hfsdk.engine.calls.rerun import Rerun
 from hfsdk.engine.controller.announcer import Announcer
-from hfsdk.engine.controller.call_queue import WAIT_S, Closing
+from hfsdk.engine.controller.call_queue import WAIT_S, ShutdownFlag
 from hfsdk.engine.controller.records import (
     FINISHED,
     CallRecord,
@@ -40,7 +40,7 @@ from hfsdk.engine.controller.records import (
     tokens_of,
     weights_taken,
 )
-from hfsdk.engine.controller.role_placement import Homes
+from hfsdk.engine.controller.role_placement import RolePlacer
 from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 MOST_FLOWS = 256
@@ -62,7 +62,7 @@ class Execution:
     """See the module's text. Runs on lanes, without the controller's lock, which a place that drains a lane holds."""
 
     def __init__(
-        self, runtime: Runtime, ledger: Ledger, homes: Homes, syncs: WeightSyncs, announcer: Announcer, closing: Closing
+        self, runtime: Runtime, ledger: Ledger, homes: RolePlacer, syncs: WeightSyncs, announcer: Announcer, closing: ShutdownFlag
     ) -> None:
         self._runtime, self._ledger, self._homes, self._syncs = runtime, ledger, homes, syncs
         self._announcer, self._closing = announcer, closing

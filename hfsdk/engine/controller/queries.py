@@ -16,7 +16,7 @@ from hfsdk.core.runtime import DeviceStatus, Progress, Runtime
 from hfsdk.core.trace import Span
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.controller.records import FINISHED, CallRecord, Ledger, Steps
-from hfsdk.engine.controller.role_placement import Homes
+from hfsdk.engine.controller.role_placement import RolePlacer
 
 T = TypeVar("T")
 
@@ -24,10 +24,10 @@ Live = Mapping[str, tuple[Progress | None, tuple[Span, ...]]]
 """Pool -> its running call's progress and spans, at the monitor's last look."""
 
 
-class Answers:
+class QueryHandler:
     """See the module's text."""
 
-    def __init__(self, runtime: Runtime, ledger: Ledger, homes: Homes, steps: Steps, live: Callable[[], Live]) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, homes: RolePlacer, steps: Steps, live: Callable[[], Live]) -> None:
         self._runtime, self._ledger, self._homes, self._steps, self._live = runtime, ledger, homes, steps, live
         self._answers: dict[type[q.Query[Any]], Callable[[Any], Any]] = {
             q.StateOf: self._state, q.WriterOf: self._writer,

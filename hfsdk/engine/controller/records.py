@@ -14,14 +14,14 @@ import numpy as np
 
 from hfsdk.core.builtin import SEQUENCES
 from hfsdk.core.checks import shown
-from hfsdk.core.dataflow import MOST_RANKS, Call, CallFlow, CallRun, Holder, Piece, Share, Transfer
+from hfsdk.core.dataflow import MOST_RANKS, Call, CallFlow, CallRun, Holder, ObjectRead, Share, Transfer
 from hfsdk.core.errors import CallError, ColumnError, LayoutError
 from hfsdk.core.layout import Mesh
 from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.pending import ColumnInfo
 from hfsdk.core.placement import Placement, Pool
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import Bundle, Kept, Order, Part, RoleState, Stored, Weights
+from hfsdk.core.runtime import Bundle, Order, Part, RoleState, StateCopy, Stored, Weights
 from hfsdk.core.table import Array, Ragged, Table, kind_of
 from hfsdk.core.trace import KEPT_STEPS, Span
 from hfsdk.core.unscored import unscored_or_none
@@ -34,7 +34,7 @@ FINISHED = ("done", "failed", "cancelled")
 
 
 @dataclass(eq=False)
-class Meeting:
+class LaneReservation:
     """A shadow's lane is held free for the call that gives it weights.
 
     ::
@@ -57,7 +57,7 @@ class Meeting:
 
 
 @dataclass(eq=False)
-class Sync:
+class WeightSync:
     """Weights of a trained role on their way to its shadow."""
 
     version: int
@@ -70,7 +70,7 @@ class Sync:
     """There once ``call`` is done, until the shadow has them."""
     failed: bool = False
     """Whether a call that was to take them over failed: a later one asks for others."""
-    meeting: Meeting | None = None
+    meeting: LaneReservation | None = None
     """Where they go straight from pool to pool: ``call`` then is over when the shadow has them."""
     taken: tuple[Bundle, ...] = ()
     """What the shadow was given then, until its next call is told to have read it."""
@@ -108,7 +108,7 @@ class CallRecord:
     """Tokens generated, or passed through the model."""
     after: tuple[threading.Event, ...] = ()
     """Set once what was put earlier on lanes that share devices with this call's is over; it waits for them."""
-    sync: Sync | None = None
+    sync: WeightSync | None = None
     """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
     rerun: Rerun | None = None
     """How to carry it out again on a simulated twin."""
@@ -220,19 +220,19 @@ class RoleRecord:
     """Of the weights when it was noted, which come from it."""
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
-    restore_kept: Kept | None = None
+    restore_kept: StateCopy | None = None
     """The state of a snapshot to give it then instead, where the pool died after one was taken."""
     state: RoleState | None = None
     """What a moving role takes along, until it is loaded at its new place."""
     changes: int = 0
     """Grows with every submitted call that changes the weights, and when they are loaded again."""
-    sync: Sync | None = None
+    sync: WeightSync | None = None
     """The last transfer of the weights to the role's shadow."""
     synced: int = -1
     """Of a shadow: the ``changes`` of its role that its weights have seen; -1 where it has taken over none."""
     version: Version | None = None
     """Of the weights, as submitted so far; ``None`` before the first call that uses them."""
-    kept: Kept | None = None
+    kept: StateCopy | None = None
     """The state that a snapshot keeps, where it is still the role's own."""
     unseen: CallRecord | None = None
     """A failure: raised at the next call on this role, unless its origin has been seen by then."""
@@ -479,7 +479,7 @@ class Reads:
     def _counted(self) -> tuple[Transfer, ...]:
         readings: dict[int, _Reading] = {}
         for group in self._groups:
-            shares: dict[int, dict[int, Piece]] = {}
+            shares: dict[int, dict[int, ObjectRead]] = {}
             for columns, numbers, local_rows in group.picks:
                 source = self._sources[next(iter(columns))]
                 if source not in readings:
@@ -505,7 +505,7 @@ def weights_taken(source: int, bundles: Sequence[Bundle]) -> Transfer:
             mine = taken.setdefault(target, {})
             mine[bundle.source] = mine.get(bundle.source, 0) + bundle.num_bytes
     shares = tuple(
-        Share((target,), tuple(Piece(ranks.index(rank), 0, count, "") for rank, count in sorted(mine.items())))
+        Share((target,), tuple(ObjectRead(ranks.index(rank), 0, count, "") for rank, count in sorted(mine.items())))
         for target, mine in sorted(taken.items())
     )
     return Transfer(source, ("weights",), (sum(h.num_bytes for h in holders),), holders, shares, "weights")
@@ -521,7 +521,7 @@ class _Reading:
         """Columns that are read together -> bytes of every row, and which rows are read."""
 
     def add(
-        self, columns: Mapping[str, str], numbers: Sequence[int], local_rows: Sequence[Array], pieces: dict[int, Piece]
+        self, columns: Mapping[str, str], numbers: Sequence[int], local_rows: Sequence[Array], pieces: dict[int, ObjectRead]
     ) -> None:
         """Count one pick of a group of ranks."""
         key = tuple(columns.items())
@@ -534,7 +534,7 @@ class _Reading:
             if not len(rows):
                 continue
             wanted[rows] = True
-            piece = Piece(number, len(rows), round(float(size[rows].sum())), _runs(rows) if self._tell_rows else "")
+            piece = ObjectRead(number, len(rows), round(float(size[rows].sum())), _runs(rows) if self._tell_rows else "")
             pieces[number] = piece if number not in pieces else _both(pieces[number], piece)
 
     def _row_bytes(self, name: str) -> Array:
@@ -550,10 +550,10 @@ class _Reading:
         return Transfer(self.source, tuple(sizes), tuple(sizes.values()), holders, tuple(self.shares))
 
 
-def _both(a: Piece, b: Piece) -> Piece:
+def _both(a: ObjectRead, b: ObjectRead) -> ObjectRead:
     """Add up columns that have rows of their own (``batch.take`` of some) and come out of the same object."""
     more = a if a.rows >= b.rows else b
-    return Piece(a.holder, more.rows, a.num_bytes + b.num_bytes, more.which)
+    return ObjectRead(a.holder, more.rows, a.num_bytes + b.num_bytes, more.which)
 
 
 def _row_bytes(info: ColumnInfo | None, num_rows: int) -> Array:
@@ -638,7 +638,7 @@ MAIN = "main"
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class VersionBranch:
     """A stretch of a role's versions, each made from the one before; a rewind begins another.
 
     A version knows its line and not the version before it, so that those nobody refers to any more are gone: a run of a million
@@ -661,7 +661,7 @@ class Version:
     number: int
     """Grows with every version of any role, so a version's ancestors have smaller ones."""
     branch: str
-    line: Line
+    line: VersionBranch
     num_updates: int = 0
     """Optimizer steps that the weights have seen; exact once the call that makes the version is over."""
     origin: int = 0
@@ -711,7 +711,7 @@ class Lineage:
     def first(self, role: str) -> Version:
         """Return the version of a role's initial weights."""
         self._made += 1
-        return Version(role, self._made, self.branch, Line(last=self._made), origin=self._made)
+        return Version(role, self._made, self.branch, VersionBranch(last=self._made), origin=self._made)
 
     def next(self, version: Version, num_updates: int, *, apart: bool = False) -> Version:
         """Return the version that a change makes of another, after so many optimizer steps in all.
@@ -720,7 +720,7 @@ class Lineage:
         """
         self._made += 1
         goes_on = not apart and version.line.last == version.number
-        line = version.line if goes_on else Line(version, apart)
+        line = version.line if goes_on else VersionBranch(version, apart)
         line.last = self._made
         return Version(version.role, self._made, self.branch, line, num_updates, version.origin)
 

@@ -1,4 +1,4 @@
-"""``Homes``: which role lives on which pool, moving them, and what they come back with when the workers that held them end.
+"""``RolePlacer``: which role lives on which pool, moving them, and what they come back with when the workers that held them end.
 
 A trained role's state is somewhere at every moment of a move, and whoever holds it may end::
 
@@ -27,12 +27,12 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import Runtime, StateGoneError, TransferBrokenError
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.queries import RoleStatus
-from hfsdk.engine.controller.call_queue import Lane
+from hfsdk.engine.controller.call_queue import CallQueue
 from hfsdk.engine.controller.records import CallRecord, Ledger, RoleRecord, check_rollouts
-from hfsdk.engine.controller.snapshots import Keeping
+from hfsdk.engine.controller.snapshots import SnapshotStore
 
 
-class Homes:
+class RolePlacer:
     """See the module's text. ``place`` and ``remove`` are called under the controller's lock; the rest runs on lanes.
 
     Attributes:
@@ -42,13 +42,13 @@ class Homes:
         lanes: by name of the pool.
     """
 
-    def __init__(self, runtime: Runtime, ledger: Ledger, lane: Callable[[str], Lane], emit: Listener) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, lane: Callable[[str], CallQueue], emit: Listener) -> None:
         self._runtime, self._ledger, self._lane, self._emit = runtime, ledger, lane, emit
         self.roles: dict[str, RoleRecord] = {}
         self.placement: Placement | None = None
         self.open_pools: dict[str, Pool] = {}
-        self.lanes: dict[str, Lane] = {}
-        self.keeping = Keeping(runtime, self.roles, self.post_loaded)
+        self.lanes: dict[str, CallQueue] = {}
+        self.keeping = SnapshotStore(runtime, self.roles, self.post_loaded)
         self._opening: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._loading: list[tuple[tuple[str, str], Callable[[], None]]] = []
         """Waits for the loads of the last place, in order, each with its role and, of a shadow, the role that it is one of."""
@@ -108,7 +108,7 @@ class Homes:
             self.drain(record.pool.name)
             self._runtime.release(record.spec.name, record.pool)
 
-    def place(self, message: m.Place) -> None:
+    def place(self, message: m.PlaceRoles) -> None:
         """Drain what runs, take the state of roles that move, take pools apart; loading goes on on the lanes.
 
         What is lost on the way is told by :meth:`await_loads`: the roles come to their new places all the same.

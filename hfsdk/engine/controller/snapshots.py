@@ -15,7 +15,7 @@ from hfsdk.core.arguments import Learning
 from hfsdk.core.errors import CheckpointError, HfsdkError, StaleBatchError
 from hfsdk.core.methods import LOAD_STATE, STEP, UPDATE, method_of
 from hfsdk.core.placement import Pool
-from hfsdk.core.runtime import Kept, Runtime
+from hfsdk.core.runtime import Runtime, StateCopy
 from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.engine.calls.messages import Submit
 from hfsdk.engine.controller.records import CallRecord, Lineage, RoleRecord, Version
@@ -26,12 +26,12 @@ Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
 
 @dataclass(eq=False)
 class _Held:
-    kept: Kept
+    kept: StateCopy
     version: Version
     num_users: int
 
 
-class Keeping:
+class SnapshotStore:
     """See the module's text; the controller calls it under its lock, but for ``forget``, which may come from anywhere.
 
     Attributes:
@@ -47,9 +47,9 @@ class Keeping:
 
     # -- snapshots
 
-    def keep(self, names: Sequence[str]) -> tuple[Kept, ...]:
+    def keep(self, names: Sequence[str]) -> tuple[StateCopy, ...]:
         """Keep the state of roles, behind what is on their lanes."""
-        unchanged: dict[str, Kept] = {}
+        unchanged: dict[str, StateCopy] = {}
         waits = []
         there = [name for name in names if (kept := self._roles[name].kept) and self.still_has(kept)]
         with self._lock:
@@ -58,7 +58,7 @@ class Keeping:
                 if held is not None:
                     held.num_users += 1
                     unchanged[record.spec.name] = held.kept
-        made: dict[str, Kept] = {}
+        made: dict[str, StateCopy] = {}
         try:
             for record in (self._roles[name] for name in names if name not in unchanged):
                 self._next += 1
@@ -79,7 +79,7 @@ class Keeping:
                 self._held[kept.number] = _Held(kept, self.head(self._roles[name]), 1)
         return tuple((unchanged | made)[name] for name in names)
 
-    def _keeper(self, record: RoleRecord, number: int, made: dict[str, Kept]) -> Callable[[Pool], None]:
+    def _keeper(self, record: RoleRecord, number: int, made: dict[str, StateCopy]) -> Callable[[Pool], None]:
         name = record.spec.name
 
         def keep(pool: Pool) -> None:
@@ -87,12 +87,12 @@ class Keeping:
                 made[name] = self._runtime.keep(name, pool, number)
             except HfsdkError:  # of some ranks perhaps: the others have their parts
                 with suppress(HfsdkError):
-                    self._runtime.forget(Kept(number, name, "", pool.devices, (), 0))
+                    self._runtime.forget(StateCopy(number, name, "", pool.devices, (), 0))
                 raise
 
         return keep
 
-    def check(self, states: Iterable[Kept]) -> None:
+    def check(self, states: Iterable[StateCopy]) -> None:
         """Refuse states that are not there any more, before anything changes.
 
         Raises:
@@ -108,7 +108,7 @@ class Keeping:
                     "nothing was changed. Load a checkpoint with session.load(...)."
                 )
 
-    def give_back(self, states: Sequence[Kept], branch: str) -> None:
+    def give_back(self, states: Sequence[StateCopy], branch: str) -> None:
         """Give roles their states back; the lanes are empty, the states were checked."""
         waits = []
         for kept in states:
@@ -127,17 +127,17 @@ class Keeping:
             raise failure
         self.lineage.branch = branch or self.lineage.branch
 
-    def back_at(self, record: RoleRecord, kept: Kept) -> None:
+    def back_at(self, record: RoleRecord, kept: StateCopy) -> None:
         """Count a role as what it was when a state of it was kept, for the choice of what it comes back with."""
         with self._lock:
             held = self._held.get(kept.number)
         if held is not None:
             record.num_updates, record.version, record.kept = kept.num_updates, held.version, None
 
-    def _giver(self, record: RoleRecord, kept: Kept) -> Callable[[Pool], None]:
+    def _giver(self, record: RoleRecord, kept: StateCopy) -> Callable[[Pool], None]:
         return lambda pool: self._runtime.restore(record.spec, pool, kept)
 
-    def forget(self, states: Iterable[Kept]) -> None:
+    def forget(self, states: Iterable[StateCopy]) -> None:
         """Free what no other snapshot refers to."""
         for kept in states:
             with self._lock:
@@ -151,19 +151,19 @@ class Keeping:
             with suppress(HfsdkError):  # the session is being closed
                 self._runtime.forget(kept)
 
-    def has(self, kept: Kept) -> bool:
+    def has(self, kept: StateCopy) -> bool:
         """Whether a state was not let go."""
         return kept.number in self._held
 
-    def still_has(self, kept: Kept) -> bool:
+    def still_has(self, kept: StateCopy) -> bool:
         """Whether a state was not let go, and all workers that keep it are there."""
         return self.has(kept) and self._runtime.holds(kept)
 
-    def newest(self, record: RoleRecord) -> Kept | None:
+    def newest(self, record: RoleRecord) -> StateCopy | None:
         """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
         return next(self._behind(record), None)
 
-    def of_version(self, record: RoleRecord, num_updates: int) -> Kept | None:
+    def of_version(self, record: RoleRecord, num_updates: int) -> StateCopy | None:
         """Return the state after so many updates that a role's weights come from, of those that its ranks keep as they have it."""
         if record.pool is None:
             return None
@@ -171,7 +171,7 @@ class Keeping:
         found = (kept for kept in self._behind(record) if (kept.layout, kept.devices) == here)
         return next((kept for kept in found if kept.num_updates == num_updates), None)
 
-    def _behind(self, record: RoleRecord) -> Iterator[Kept]:
+    def _behind(self, record: RoleRecord) -> Iterator[StateCopy]:
         if record.version is None:
             return
         with self._lock:

@@ -51,7 +51,7 @@ def run_twin(
         for role in functions:
             controller.send(m.Declare(role))
         if placement is not None:
-            controller.send(m.Place(placement, tuple(roles)))
+            controller.send(m.PlaceRoles(placement, tuple(roles)))
         for name, whole in fresh.items():
             runtime.set_fresh(name, adapters=whole)
         shadow_of = {role.name: role.shadow_of for role in roles if role.shadow_of}

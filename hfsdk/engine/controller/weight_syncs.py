@@ -15,11 +15,11 @@ from hfsdk.core.errors import CallCancelledError, DependencyError
 from hfsdk.core.methods import EXPORT_WEIGHTS
 from hfsdk.core.placement import Pool
 from hfsdk.core.protocol import ONE_TO_ALL
-from hfsdk.core.runtime import Runtime, Taker, Weights
+from hfsdk.core.runtime import Runtime, ShadowReceiver, Weights
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.controller.call_queue import WAIT_S, Closing
-from hfsdk.engine.controller.records import CallRecord, Meeting, RoleRecord, Sync
-from hfsdk.engine.controller.role_placement import Homes
+from hfsdk.engine.controller.call_queue import WAIT_S, ShutdownFlag
+from hfsdk.engine.controller.records import CallRecord, LaneReservation, RoleRecord, WeightSync
+from hfsdk.engine.controller.role_placement import RolePlacer
 
 
 class WeightSyncs:
@@ -36,8 +36,8 @@ class WeightSyncs:
     def __init__(
         self,
         runtime: Runtime,
-        homes: Homes,
-        closing: Closing,
+        homes: RolePlacer,
+        closing: ShutdownFlag,
         make_call: Callable[[m.Submit], Call],
         enqueue: Callable[[CallRecord, str], None],
     ) -> None:
@@ -49,7 +49,7 @@ class WeightSyncs:
         ending = message.kind.shadow
         return self._homes.roles.get(f"{message.role}.{ending}") if ending else None
 
-    def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str) -> Sync:
+    def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str) -> WeightSync:
         """Have the weights as they are at this point of the submission order; asked for once, however many calls use them."""
         last = role.sync
         if last is not None and last.version == role.changes and last.usable(shadow):
@@ -58,16 +58,16 @@ class WeightSyncs:
         name = role.spec.name
         request = m.Submit(name, EXPORT_WEIGHTS.name, phase, {}, (), 0, ONE_TO_ALL, ToShadow(shadow=shadow.spec), result="all")
         record = CallRecord(self._make_call(request), request)
-        role.sync = record.sync = sync = Sync(role.changes, record, shadow.spec)
+        role.sync = record.sync = sync = WeightSync(role.changes, record, shadow.spec)
         giver, taker = self._homes.placement.pool_of(name), self._homes.placement.pool_of(shadow.spec.name)
         if self._runtime.goes_direct(giver, taker):
-            sync.meeting = Meeting()
+            sync.meeting = LaneReservation()
         self._enqueue(record, giver.name)
         if sync.meeting is not None:
             self._hold(shadow, taker, sync.meeting, record)
         return sync
 
-    def _hold(self, shadow: RoleRecord, pool: Pool, meeting: Meeting, record: CallRecord) -> None:
+    def _hold(self, shadow: RoleRecord, pool: Pool, meeting: LaneReservation, record: CallRecord) -> None:
         """Hold a shadow's lane for the call that gives it weights, from when it gets there until that call is over."""
 
         def hold(pool: Pool) -> None:
@@ -79,7 +79,7 @@ class WeightSyncs:
         meeting.wait = self._homes.post_loaded(shadow, hold)
         meeting.over = self._homes.lanes[pool.name].last
 
-    def taker(self, record: CallRecord, role: RoleRecord, sync: Sync, meeting: Meeting) -> Taker:
+    def taker(self, record: CallRecord, role: RoleRecord, sync: WeightSync, meeting: LaneReservation) -> ShadowReceiver:
         """Wait until the shadow's lane is held for a call that gives it weights; return who takes them.
 
         Raises:
@@ -95,16 +95,16 @@ class WeightSyncs:
         shadow = self._homes.roles.get(sync.shadow.name)
         if shadow is not None:
             shadow.synced = -1  # until it has all of them
-        return Taker(role.spec, sync.shadow, meeting.pool, sync.version, role.num_updates)
+        return ShadowReceiver(role.spec, sync.shadow, meeting.pool, sync.version, role.num_updates)
 
     @staticmethod
-    def weights_for(shadow: RoleRecord, sync: Sync) -> Weights | None:
+    def weights_for(shadow: RoleRecord, sync: WeightSync) -> Weights | None:
         """Return the weights a shadow must take over before its call; ``None`` where it has them."""
         if sync.call.error is not None:
             raise DependencyError(f"the weights for {shadow.spec.name} did not come: {sync.call.error}")
         return None if shadow.synced == sync.version else sync.weights
 
-    def keep(self, role: RoleRecord, record: CallRecord, sync: Sync) -> None:
+    def keep(self, role: RoleRecord, record: CallRecord, sync: WeightSync) -> None:
         """After a transfer's call: the weights stand ready, or the shadow has them; after the shadow's: they are let go."""
         if sync.meeting is not None and not role.spec.shadow_of:
             sync.taken, record.result = tuple(bundle for sent in record.result for bundle in sent), None

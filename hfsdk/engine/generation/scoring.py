@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hfsdk.core.gap import Inside
+from hfsdk.core.gap import HiddenStates
 from hfsdk.core.table import Array, Ragged
 from hfsdk.engine.process.safepoint import SafePoint
 
@@ -46,7 +46,7 @@ class Rescored:
 
     log_probs: Ragged
     """Of every response token; NaN of a last one that fills the context."""
-    inside: Inside | None
+    inside: HiddenStates | None
     cached: Mapping[tuple[int, int], float]
     """Of ``through_cache`` each -> its log-probability."""
 
@@ -99,7 +99,7 @@ class Scorer:
             kept.append(values)
         return Ragged.of(kept, np.float32)
 
-    def inside(self, row: int, tokens: Array, position: int) -> Inside | None:
+    def inside(self, row: int, tokens: Array, position: int) -> HiddenStates | None:
         """Return the hidden states at a position of a row's tokens; ``None`` where compiled graphs run, which have no hooks."""
         inner = self._model.model
         places: dict[str, torch.nn.Module] = {"embedding": inner.embed_tokens, "norm": inner.norm}
@@ -121,7 +121,7 @@ class Scorer:
         finally:
             for one in hooks:
                 one.remove()
-        return Inside("rollout", seen) if seen else None
+        return HiddenStates("rollout", seen) if seen else None
 
     def through_cache(self, row: int, tokens: Array, temperature: float) -> float:
         """Return the log-probability of the last of a row's tokens behind what the prefix cache has of those before it."""

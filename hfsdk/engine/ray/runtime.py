@@ -40,16 +40,16 @@ from hfsdk.core.roles import RoleSpec
 from hfsdk.core.runtime import (
     CallOutcome,
     DeviceStatus,
-    Kept,
     NodeStatus,
     Order,
     Part,
     Pick,
     Progress,
     RoleState,
+    ShadowReceiver,
+    StateCopy,
     StateGoneError,
     Stored,
-    Taker,
     TransferBrokenError,
     Weights,
     Work,
@@ -223,14 +223,14 @@ class RayRuntime:
         return RoleState(tuple(answer.part for answer in sent), sum(answer.num_bytes for answer in sent))
 
     @_while_open
-    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+    def keep(self, role: str, pool: Pool, number: int) -> StateCopy:
         """Have every worker of the pool keep its part in its own memory: the object store may be smaller than a state."""
         kept = [answer.result for answer in self._calls.each(pool, Keep(role, number), _own_call(role, "keep"))]
         layout, num_updates, _ = kept[0]
-        return Kept(number, role, layout, pool.devices, tuple(size for _, _, size in kept), num_updates)
+        return StateCopy(number, role, layout, pool.devices, tuple(size for _, _, size in kept), num_updates)
 
     @_while_open
-    def holds(self, kept: Kept) -> bool:
+    def holds(self, kept: StateCopy) -> bool:
         """Ask the workers of its devices; one that does not answer has hung, and what it keeps is out of reach."""
         workers = [self.pools.devices[device].handle for device in kept.devices if device in self.pools.devices]
         asked = [worker.holds.remote(kept.number) for worker in workers]
@@ -240,7 +240,7 @@ class RayRuntime:
             return False
 
     @_while_open
-    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
         """Have every worker take its own part back; elsewhere, or in another layout, the parts go through the object store."""
         parts: list[Any] = []
         if (str(mesh_of(role)), pool.devices) != (kept.layout, kept.devices):
@@ -261,7 +261,7 @@ class RayRuntime:
             raise WorkerDiedError(str(gone), role=role.name, method="restore") from None
 
     @_while_open
-    def forget(self, kept: Kept) -> None:
+    def forget(self, kept: StateCopy) -> None:
         """Tell the workers of its devices."""
         for device in kept.devices:
             if device in self.pools.devices:
@@ -522,7 +522,7 @@ class RayCalls:
         self.column_bytes += sum(inlined_bytes(a.result) for a in ordered)
         return CallOutcome(store_of(work.call, ordered), tuple(a.result for a in ordered), spans)
 
-    def _transfer(self, work: Work, giver: PoolState, to: Taker) -> CallOutcome:
+    def _transfer(self, work: Work, giver: PoolState, to: ShadowReceiver) -> CallOutcome:
         """Have a role give its weights to its shadow."""
         taker = self._pools.open[to.pool.name]
         take = replace(work.call, role=to.shadow.name, method=TAKE_WEIGHTS.name)

@@ -19,7 +19,7 @@ from hfsdk.core.rollout_weights import RolloutWeights
 from hfsdk.core.runtime import Order
 from hfsdk.core.table import Array
 from hfsdk.engine.calls.dispatch import one_array_each
-from hfsdk.engine.simulation.values import Estimate, Held, Timeline, lengths_of, response_lengths, values_of
+from hfsdk.engine.simulation.values import Estimate, PredictedBytes, Timeline, lengths_of, response_lengths, values_of
 
 BASE_COPIED = "base_bytes_copied"
 """Attribute of a span in which a base went to the rollout: bytes of it that a rank writes."""
@@ -115,7 +115,7 @@ def base_moved(role: RoleSpec) -> dict[str, int]:
     return {BASE_COPIED: role.model.num_bytes(role.dtype) // role.rollout.tp}
 
 
-class HeldBytes:
+class DeviceBytes:
     """What devices hold after a call, worked out once for all calls after which it is the same.
 
     Args:
@@ -125,18 +125,18 @@ class HeldBytes:
 
     def __init__(self, process_bytes: int, *, on_cpu: bool) -> None:
         self._process_bytes, self._on_cpu = process_bytes, on_cpu
-        self._held: dict[tuple[Any, ...], Mapping[int, Held]] = {}
+        self._held: dict[tuple[Any, ...], Mapping[int, PredictedBytes]] = {}
 
     def clear(self) -> None:
         """Forget it: roles came, went or moved."""
         self._held.clear()
 
-    def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, Held]:
+    def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, PredictedBytes]:
         """Return what every device of a pool holds after a call of one of these roles."""
         known = [state for state in roles if state.estimate is not None]
         key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in known))
         if key not in self._held:
-            groups: dict[tuple[str, ...], Held] = {}
+            groups: dict[tuple[str, ...], PredictedBytes] = {}
             held = {}
             for device in pool.devices:
                 here = [state for state in known if device in state.pool.devices]
@@ -148,7 +148,7 @@ class HeldBytes:
         return self._held[key]
 
 
-def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> Held:
+def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
     """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})
@@ -170,7 +170,7 @@ def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: 
     gauge = "rss_bytes" if on_cpu else "allocated_bytes"
     there = process_bytes + sum(parts.values())
     parts |= {"asleep": asleep} if any(state.estimate is not None and state.estimate.asleep for state in roles) else {}
-    return Held({f"{name}_bytes": size for name, size in parts.items()}, gauge, there, working)
+    return PredictedBytes({f"{name}_bytes": size for name, size in parts.items()}, gauge, there, working)
 
 
 def numbers(prompts: Array, responses: Array, **more: int) -> dict[str, dict[str, int]]:

@@ -34,7 +34,19 @@ from hfsdk.core.methods import FORWARD_BACKWARD, LAST_RESHARD, STEP, TO_TRAINING
 from hfsdk.core.placement import Pool
 from hfsdk.core.response_lengths import ResponseLengths
 from hfsdk.core.roles import RoleSpec
-from hfsdk.core.runtime import CallOutcome, DeviceStatus, Kept, NodeStatus, Order, Part, Pick, Progress, RoleState, Weights, Work
+from hfsdk.core.runtime import (
+    CallOutcome,
+    DeviceStatus,
+    NodeStatus,
+    Order,
+    Part,
+    Pick,
+    Progress,
+    RoleState,
+    StateCopy,
+    Weights,
+    Work,
+)
 from hfsdk.core.store import any_path
 from hfsdk.core.table import Column, Ragged, RowLengths, Table, concat, take
 from hfsdk.core.untrusted import parse_json
@@ -43,7 +55,7 @@ from hfsdk.engine.calls.host_memory import kept_bytes
 from hfsdk.engine.calls.shadow_plan import exported, plan_between, received_by_link
 from hfsdk.engine.simulation.clock import SharedCores
 from hfsdk.engine.simulation.roles import (
-    HeldBytes,
+    DeviceBytes,
     RowGroup,
     SimulatedRole,
     base_moved,
@@ -113,7 +125,7 @@ class SimulatedRuntime:
         self._closed_s = 0.0
         self._roles: dict[str, SimulatedRole] = {}
         self._kept: dict[int, int] = {}
-        self._held = HeldBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
+        self._held = DeviceBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
         self.questions: dict[int, tuple[CostQuestion, ...]] = {}
         """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
         self.tasks: dict[int, tuple[int, int]] = {}
@@ -162,13 +174,13 @@ class SimulatedRuntime:
         with self._lock:
             return RoleState((self._roles[role].num_updates,))
 
-    def keep(self, role: str, pool: Pool, number: int) -> Kept:
+    def keep(self, role: str, pool: Pool, number: int) -> StateCopy:
         """Note what the role has learned; the bytes are those that its ranks would keep."""
         with self._lock:
             state = self._roles[role]
             self._kept[number] = state.num_updates
             sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
-            return Kept(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
+            return StateCopy(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
 
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
         """Return nothing: no host memory is spent."""
@@ -178,17 +190,17 @@ class SimulatedRuntime:
         """Return the nodes of the cluster; none of them leaves."""
         return tuple(NodeStatus(f"node {number}", number == 0, True) for number in range(len(self.cluster.node_devices)))
 
-    def holds(self, kept: Kept) -> bool:
+    def holds(self, kept: StateCopy) -> bool:
         """Return whether it was not forgotten."""
         return kept.number in self._kept
 
-    def restore(self, role: RoleSpec, pool: Pool, kept: Kept) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
         """Give the role its number of updates back; takes no virtual time."""
         with self._lock:
             state = self._roles[role.name]
             state.num_updates, state.weights.fresh = self._kept[kept.number], False
 
-    def forget(self, kept: Kept) -> None:
+    def forget(self, kept: StateCopy) -> None:
         """Forget it."""
         self._kept.pop(kept.number, None)
 

@@ -164,7 +164,7 @@ PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PredictedBytes:
     """Bytes on a device after a call, as the memory model predicts them."""
 
     parts: Mapping[str, int]
@@ -208,7 +208,7 @@ class Timeline:
     now_s: float = field(init=False)
     """Where the next stage starts; at last the call's end."""
     stage_starts: list[float] = field(default_factory=list)
-    held: Mapping[int, Held] = field(default_factory=dict)
+    held: Mapping[int, PredictedBytes] = field(default_factory=dict)
     """By device."""
     shared: Mapping[tuple[int, int], Sequence[tuple[str, float, float]]] | None = None
     """Where ranks share cores: (stage, rank) -> its phases as (name, start, seconds)."""
@@ -306,7 +306,7 @@ class _Copies:
 
     def __init__(self, line: Timeline, name: str, parent: str, attrs: Mapping[str, Any]) -> None:
         self._line, self._name, self._parent, self._attrs = line, name, parent, attrs
-        self._attrs_of: dict[Held | None, Mapping[str, Any]] = {}
+        self._attrs_of: dict[PredictedBytes | None, Mapping[str, Any]] = {}
 
     def __call__(self, rank: int, start_s: float, seconds: float) -> Span:
         line, call = self._line, self._line.call

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hfsdk.assets.pretrained import load_config
-from hfsdk.core.gap import Inside
+from hfsdk.core.gap import HiddenStates
 from hfsdk.core.table import Array, Ragged, Table
 from hfsdk.engine.training.megatron_model import SelectiveGPTModel
 
@@ -53,7 +53,9 @@ def of_trainer(model: SelectiveGPTModel, position: int, tp_rank: int) -> Any:
     return watching(places, read)
 
 
-def of_transformers(full: Mapping[str, torch.Tensor], folder: str, rows: Table, position: int, temperature: float) -> list[Inside]:
+def of_transformers(
+    full: Mapping[str, torch.Tensor], folder: str, rows: Table, position: int, temperature: float
+) -> list[HiddenStates]:
     """Pass a sequence through transformers' model on the host, in fp32 and in bf16.
 
     Args:
@@ -68,7 +70,7 @@ def of_transformers(full: Mapping[str, torch.Tensor], folder: str, rows: Table, 
     prompt, response = rows.ragged("prompt")[0], rows.ragged("response")[0]
     tokens = torch.from_numpy(np.concatenate([prompt, response])).long()
     state = {name: tensor.detach().cpu() for name, tensor in full.items()}
-    config, found = load_config(folder), list[Inside]()
+    config, found = load_config(folder), list[HiddenStates]()
     config.tie_word_embeddings = "lm_head.weight" not in state
     for engine, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -82,7 +84,7 @@ def of_transformers(full: Mapping[str, torch.Tensor], folder: str, rows: Table, 
                 logits = model.eval()(input_ids=tokens[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
         log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
         chosen = log_probs.gather(1, tokens[len(prompt) :, None])[:, 0]
-        found.append(Inside(engine, seen, chosen.numpy()))
+        found.append(HiddenStates(engine, seen, chosen.numpy()))
     return found
 
 

@@ -48,7 +48,7 @@ def _part(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
 
 
-class _Weights(WeightFiles):
+class _FolderWeights(WeightFiles):
     """The weights of a folder, each file opened once."""
 
     def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
@@ -81,7 +81,7 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
     scalar = has_scalar_head(model)
     boxes = _boxes(spec, groups, scalar, groups.coordinates)
     local = base_tensors(model)
-    with _Weights(folder) as files:
+    with _FolderWeights(folder) as files:
         check_model_weights(files, spec, scalar=scalar)  # what all stages have
         for name in ("embedding.word_embeddings.weight", SCALAR_HEAD):
             if name in local and not (scalar and name == SCALAR_HEAD):
@@ -223,7 +223,7 @@ def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Pa
     spec = model.adapters
     assert spec is not None
     local, scalar = local_tensors(model), has_scalar_head(model)
-    with torch.no_grad(), _Weights(folder, ADAPTER_WEIGHTS) as files:
+    with torch.no_grad(), _FolderWeights(folder, ADAPTER_WEIGHTS) as files:
         check_adapter_weights(files, spec, scalar=scalar)
         at = groups.coordinates
         for box in megatron_boxes(spec, groups.mesh.layout, at.tp, at.pp):

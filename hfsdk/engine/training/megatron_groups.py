@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Made:
+class _ProcessGroups:
     """The groups of this process in its world."""
 
     world: Any = None
@@ -52,17 +52,17 @@ def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
     It has the backends of the world: small agreements and Python objects go by gloo also where tensors go by NCCL. Its ranks wait
     for each other as long as those of the world; torch would give it its own limits.
     """
-    if _Made.world is not dist.group.WORLD:
+    if _ProcessGroups.world is not dist.group.WORLD:
         forget_groups()
-        _Made.world = dist.group.WORLD
+        _ProcessGroups.world = dist.group.WORLD
     key = tuple(ranks)
-    if key not in _Made.groups:
+    if key not in _ProcessGroups.groups:
         order: dict[str, Any] = {} if sorted(key) == [*key] else {"sort_ranks": False}  # torch 2.11 sorts always
         with _named("hfsdk-" + hashlib.sha256(repr(key).encode()).hexdigest()):
             made = dist.new_group(list(ranks), timeout=rendezvous.world_timeout(), use_local_synchronization=True, **order)
         assert made is not None
-        _Made.groups[key] = made
-    return _Made.groups[key]
+        _ProcessGroups.groups[key] = made
+    return _ProcessGroups.groups[key]
 
 
 @contextlib.contextmanager
@@ -78,8 +78,8 @@ def _named(name: str) -> Iterator[None]:
 
 def forget_groups() -> None:
     """Let go of all groups; for whoever ends the world, which ends them."""
-    _Made.world = None
-    _Made.groups.clear()
+    _ProcessGroups.world = None
+    _ProcessGroups.groups.clear()
 
 
 def device() -> torch.device:

@@ -463,23 +463,23 @@ class _Keeps:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Recomputed:
     """In place of an output: the step that made it, which has what it needs to do so again, and the shape that is wanted."""
 
     by: Any
     shape: torch.Size
 
 
-def _instead(kept: torch.Tensor) -> torch.Tensor | _Made:
+def _instead(kept: torch.Tensor) -> torch.Tensor | _Recomputed:
     """Return what is kept for a tensor."""
     whole = kept._base if kept._is_view() and kept._base is not None else kept
     by = whole.grad_fn
     if getattr(by, "_forward_cls", None) not in (_RMSNorm, _SwiGLU) or whole.numel() != kept.numel() or not kept.is_contiguous():
         return kept
-    return _Made(by, kept.shape)
+    return _Recomputed(by, kept.shape)
 
 
-def _again(kept: torch.Tensor | _Made) -> torch.Tensor:
+def _again(kept: torch.Tensor | _Recomputed) -> torch.Tensor:
     """Return the tensor, of what was kept."""
     if isinstance(kept, torch.Tensor):
         return kept

@@ -1,4 +1,4 @@
-"""``Transition``: the weights of one role, between its trainer and its rollout on the same devices (HybridFlow section 5).
+"""``HybridEngine``: the weights of one role, between its trainer and its rollout on the same devices (HybridFlow section 5).
 
 What moves has a plan, a *leg*. Of a role that trains all its weights there is one. Of one with adapters there are two: the base,
 which moves when the rollout does not hold it (the first time, or because it slept), and the adapters, whenever they are old.
@@ -62,7 +62,7 @@ def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None
 
 
 @dataclass(frozen=True)
-class Leg:
+class WeightTransfer:
     """Tensors that move together, by one plan."""
 
     plan: ReshardPlan
@@ -84,7 +84,7 @@ def _scaled(adapters: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
     return {name: tensor * lora.scale if name.endswith(".B") else tensor for name, tensor in adapters.items()}
 
 
-class Transition:
+class HybridEngine:
     """See the module's text.
 
     Attributes:
@@ -106,8 +106,8 @@ class Transition:
         self.last_report: TransportReport | None = None
         self._beside = 0
         """Number of the snapshot whose adapters the rollout has beside the role's."""
-        self._leg: Leg | None = None
-        self._base: Leg | None = None
+        self._leg: WeightTransfer | None = None
+        self._base: WeightTransfer | None = None
         self._base_given: fingerprints.Sums | None = None
         """Fingerprints of the base that the rollout has."""
         self._proof_s = 0.0
@@ -146,12 +146,12 @@ class Transition:
     def _leg_of(
         self, model: ModelSpec, sources: Callable[[], Mapping[str, Tensor]], targets: Callable[[], Mapping[str, Tensor]],
         use: Callable[[SafePoint], None], *, vllm_tp: int,
-    ) -> Leg:  # fmt: skip
+    ) -> WeightTransfer:  # fmt: skip
         spec = self._spec
         assert spec.train is not None
         assert spec.rollout is not None
         plan = ReshardPlan.between(model, spec.train, spec.rollout, spec.dtype, nodes=spec.nodes or None)
-        return Leg(plan, self._witness_of(plan, vllm_tp), sources, targets, use)
+        return WeightTransfer(plan, self._witness_of(plan, vllm_tp), sources, targets, use)
 
     def _witness_of(self, plan: ReshardPlan, vllm_tp: int) -> Witness:
         rank = self._worker.setup.rank
@@ -206,7 +206,7 @@ class Transition:
         self._base_given = self._given
         return report
 
-    def _move(self, leg: Leg, num_updates: int, safe: SafePoint) -> TransportReport:
+    def _move(self, leg: WeightTransfer, num_updates: int, safe: SafePoint) -> TransportReport:
         """Carry a leg out, compare both ends, and have the rollout use what arrived."""
         rank, world = self._worker.setup.rank, self._groups.world
         sources, targets = leg.sources(), leg.targets()
@@ -273,14 +273,14 @@ class Transition:
         proof = fingerprints.compared(witness, targets, given, plan.num_ranks, hidden)
         return proof, len(witness.takes) + witness.num_shared - proof.num_boxes
 
-    def _fingerprints(self, leg: Leg, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
+    def _fingerprints(self, leg: WeightTransfer, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
         begun = time.perf_counter()
         sums = fingerprints.of_given(leg.witness, sources, transport.TORCH_DTYPES[leg.plan.dtype])
         self._proof_s += time.perf_counter() - begun
         return sums
 
     def _compare(
-        self, leg: Leg, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
+        self, leg: WeightTransfer, report: TransportReport, sums: fingerprints.Sums, targets: Mapping[str, Tensor], safe: SafePoint
     ) -> TransportReport:
         """Compare what is in the rollout's parameters with what left, before they are packed; return the report with the proof."""
         begun = time.perf_counter()

@@ -31,7 +31,7 @@ from hfsdk.core.arguments import (
 from hfsdk.core.builtin import Method
 from hfsdk.core.errors import CallError, HfsdkError, NonFiniteLossError
 from hfsdk.core.functions import Shipped
-from hfsdk.core.gap import Inside, Scored
+from hfsdk.core.gap import HiddenStates, Scored
 from hfsdk.core.lora import BESIDE, SLOTS
 from hfsdk.core.methods import METHODS, method_of
 from hfsdk.core.roles import AdamW, RoleSpec
@@ -49,11 +49,11 @@ from hfsdk.engine.training.loss import sampled_at
 from hfsdk.engine.training.megatron_groups import RoleGroups, group_of
 from hfsdk.engine.training.trainer import NonFiniteRows, Trainer
 from hfsdk.engine.training.vocab_parallel import KeptTokens
-from hfsdk.engine.worker.hybrid_engine import ShadowWeights, Transition
+from hfsdk.engine.worker.hybrid_engine import HybridEngine, ShadowWeights
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.probe import Probe
 from hfsdk.engine.worker.role_host import RoleHost, RoleOnRank
-from hfsdk.engine.worker.role_state import RoleStates
+from hfsdk.engine.worker.role_state import RoleStateTransfer
 from hfsdk.resharding.reshard_report import TransportReport
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ A = TypeVar("A", bound=Arguments)
 Outcome = tuple[Mapping[str, Column] | None, Any]
 """The columns that a call writes, and what it returns besides."""
 
-Handler = Callable[["HostedRole", Table, Assignment, SafePoint], Outcome]
+Handler = Callable[["RoleEngine", Table, Assignment, SafePoint], Outcome]
 """Carries out one method with this rank's rows."""
 
 
@@ -75,7 +75,7 @@ def sample_seed(seed: int, position: int, copy: int) -> int:
     return int.from_bytes(digest, "little") >> 2
 
 
-class HostedRole:
+class RoleEngine:
     """One role's engines on this worker."""
 
     def __init__(self, spec: RoleSpec, worker: RoleHost, state: Sequence[Any] = (), first: int | None = None) -> None:
@@ -95,9 +95,11 @@ class HostedRole:
         self.rollout = self._make_rollout(spec) if spec.rollout is not None else None
         self.rollout_group = _replica_group(spec)
         self.last_transport: TransportReport | None = None
-        self.transition = Transition(spec, worker, self.groups, self._trainer, self.rollout)
+        self.transition = HybridEngine(spec, worker, self.groups, self._trainer, self.rollout)
         self.shadow = ShadowWeights(spec, worker, self.groups, self._trainer, self.rollout)
-        self._states = RoleStates(spec, worker, self.groups, self._trainer, self.transition) if self._trainer is not None else None
+        self._states = (
+            RoleStateTransfer(spec, worker, self.groups, self._trainer, self.transition) if self._trainer is not None else None
+        )
         if spec.restore:
             try:
                 self.states.load(Folder(folder=spec.restore))
@@ -132,7 +134,7 @@ class HostedRole:
         return self._trainer
 
     @property
-    def states(self) -> RoleStates:
+    def states(self) -> RoleStateTransfer:
         """Exports and restores the role's state; raises as :attr:`trainer` does."""
         assert self.trainer is not None
         assert self._states is not None
@@ -382,8 +384,8 @@ class HostedRole:
 def _handler_of(method: Method) -> Handler:
     """Return who carries a method out: of a scoring model's passes one for all, else what is called as the method is."""
     if method.arguments is Scoring:
-        return partial(HostedRole._score, method=method)
-    handler: Handler = getattr(HostedRole, f"_{method.name}")
+        return partial(RoleEngine._score, method=method)
+    handler: Handler = getattr(RoleEngine, f"_{method.name}")
     return handler
 
 
@@ -479,7 +481,7 @@ SPARE = 1.5
 
 
 def log_probs(
-    rollout: Rollout, transition: Transition, num_updates: int, group: Any, table: Table, asked: Rescoring, safe: SafePoint
+    rollout: Rollout, transition: HybridEngine, num_updates: int, group: Any, table: Table, asked: Rescoring, safe: SafePoint
 ) -> tuple[dict[str, Column], Scored]:
     """Have the rollout score this rank's rows with the weights that it has; NaN where it has none.
 
@@ -514,14 +516,14 @@ def log_probs(
     return {asked.column: found.log_probs}, scored
 
 
-def layers(hosted: RoleOnRank, asked: OneSequence, safe: SafePoint) -> tuple[Inside, ...]:
+def layers(hosted: RoleOnRank, asked: OneSequence, safe: SafePoint) -> tuple[HiddenStates, ...]:
     """Return the trainer's hidden states that this rank sees, and on rank 0 those of transformers on the same weights."""
     trainer, groups = hosted.trainer, hosted.groups
     table = inside_of.one_row(asked.prompt, asked.response)
     position = len(asked.prompt) + asked.token - 1
     with inside_of.of_trainer(trainer.model, position, groups.tp_rank) as seen:
         found = trainer.log_probs(table, [tuple(table.row_ids.tolist())], asked.temperature, safe)
-    mine = Inside("trainer", seen, found["log_probs"].flat if found else None)
+    mine = HiddenStates("trainer", seen, found["log_probs"].flat if found else None)
     full, error, oracle = trainer.weights(), None, []
     if full is not None and fits_host(full):
         try:

@@ -1,4 +1,4 @@
-"""``RoleStates``: one rank's part in exporting and restoring a role's state: kept, moved, or in a checkpoint."""
+"""``RoleStateTransfer``: one rank's part in exporting and restoring a role's state: kept, moved, or in a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hfsdk.engine.weights.fingerprints import Strips, added
 from hfsdk.engine.weights.moves import Inventory, inventory, way_of_state
 from hfsdk.engine.weights.role_state import SCALAR_HEAD, Shard, Summary
 from hfsdk.engine.weights.shares import StateShare
-from hfsdk.engine.worker.hybrid_engine import Transition
+from hfsdk.engine.worker.hybrid_engine import HybridEngine
 from hfsdk.engine.worker.kept_share import KeptShare
 from hfsdk.engine.worker.role_host import RoleHost
 from hfsdk.resharding.boxes import Box
@@ -41,10 +41,10 @@ BASE = "base"
 """Under which name stands what adapters stand beside, as one."""
 
 
-class RoleStates:
+class RoleStateTransfer:
     """See the module's text; every method is collective over the role."""
 
-    def __init__(self, spec: RoleSpec, worker: RoleHost, groups: RoleGroups, trainer: Trainer, transition: Transition) -> None:
+    def __init__(self, spec: RoleSpec, worker: RoleHost, groups: RoleGroups, trainer: Trainer, transition: HybridEngine) -> None:
         self._spec, self._worker, self._groups = spec, worker, groups
         self._trainer, self._transition = trainer, transition
         self._base: list[Sums] = []

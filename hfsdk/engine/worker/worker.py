@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.checkpoint import StateWriter
     from hfsdk.engine.weights.direct import DirectLinks, Tensors, Way
     from hfsdk.engine.worker.kept_share import KeptShare
-    from hfsdk.engine.worker.role_engine import HostedRole
+    from hfsdk.engine.worker.role_engine import RoleEngine
     from hfsdk.resharding.reshard_report import TransportReport
 
 
@@ -56,7 +56,7 @@ class Worker:
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
         self.recorder = Recorder(device=device, rank=0, gauge=self._memory)
         self._process = psutil.Process()
-        self.roles: dict[str, HostedRole] = {}
+        self.roles: dict[str, RoleEngine] = {}
         self.saves: dict[str, StateWriter] = {}
         """The last save of each role; it goes on when the role is released."""
         self.kept: dict[int, KeptShare] = {}
@@ -203,7 +203,7 @@ class Worker:
             state: its parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
-        from hfsdk.engine.worker.role_engine import HostedRole
+        from hfsdk.engine.worker.role_engine import RoleEngine
 
         if self._half_built:  # the exception that ended it held its objects
             gc.collect()
@@ -211,7 +211,7 @@ class Worker:
             self.release(role.name)
         self.use_this_thread()
         self._half_built = True
-        self.roles[role.name] = HostedRole(role, self, state, first)
+        self.roles[role.name] = RoleEngine(role, self, state, first)
         self._half_built = False
 
     def rest(self) -> None:

@@ -29,7 +29,7 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class BandCoverage:
     """How often bands held measurements that were left out, one in turn, when they were made."""
 
     held: int
@@ -96,7 +96,7 @@ def bands_of(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dic
     return {"": whole} | {kind: order_band(ones, share) or spread_band(ones, spread, share) for kind, ones in values.items()}
 
 
-def kept_by(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dict[str, Kept]:
+def kept_by(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dict[str, BandCoverage]:
     """Return, by kind, how many values lie in the band of their kind that is made of all others; as ``""`` in the band of all."""
     held = {"": 0} | dict.fromkeys(values, 0)
     for kind, ones in values.items():
@@ -105,7 +105,7 @@ def kept_by(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dict
             for name in ("", kind):
                 held[name] += bands[name][0] <= one <= bands[name][1]
     rows = {kind: len(ones) for kind, ones in values.items()}
-    return {kind: Kept(held=count, num_rows=rows[kind] if kind else sum(rows.values())) for kind, count in held.items()}
+    return {kind: BandCoverage(held=count, num_rows=rows[kind] if kind else sum(rows.values())) for kind, count in held.items()}
 
 
 def grouped_band(values: Mapping[Hashable, Sequence[float]], share: float = SHARE) -> Span | None:

@@ -30,7 +30,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.roles import RoleSpec
 from hfsdk.core.table import Array
 from hfsdk.core.trace import Span, Trace, Traced
-from hfsdk.planner.perf.bands import Kept, bands_of, kept_by
+from hfsdk.planner.perf.bands import BandCoverage, bands_of, kept_by
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,7 +182,7 @@ class Calibration(Generic[M]):
     bands: Mapping[str, tuple[float, float]]
     """Kind of observation -> multipliers between which four in five of measured over predicted lie where the fit has not seen
     them; ``""`` is all kinds together."""
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    kept: Mapping[str, BandCoverage] = field(default_factory=dict)
     """Kind of observation -> how many of those left out in turn were within its band then; ``""`` is all kinds together."""
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hfsdk.planner.tails.replica import Replica, Row
+from hfsdk.planner.tails.replica import PendingResponse, Replica
 from hfsdk.planner.tails.token_costs import TokenCosts
 
 OWN, SHARED = "own", "shared"
@@ -30,16 +30,18 @@ SAME_TIME = 1e-9
 class Generated:
     """What replicas did until all rows had ended, or until they were stopped."""
 
-    ended: list[tuple[float, Row]] = field(default_factory=list)
+    ended: list[tuple[float, PendingResponse]] = field(default_factory=list)
     """(seconds, row), as they ended."""
-    left: list[Row] = field(default_factory=list)
+    left: list[PendingResponse] = field(default_factory=list)
     """Rows that were stopped, or never came in."""
     seconds: float = 0.0
     busy_s: float = 0.0
     """Of all replicas together."""
 
 
-def generate(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: str = OWN, *, until_s: float = math.inf) -> Generated:
+def generate(
+    costs: TokenCosts, num_replicas: int, rows: Sequence[PendingResponse], rule: str = OWN, *, until_s: float = math.inf
+) -> Generated:
     """Decode rows on replicas.
 
     Args:
@@ -54,7 +56,9 @@ def generate(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: st
     return _run(replicas, queues, until_s, shares=rule == SHARED)
 
 
-def gather(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: str, at_s: float, onto: int) -> tuple[Generated, float]:
+def gather(
+    costs: TokenCosts, num_replicas: int, rows: Sequence[PendingResponse], rule: str, at_s: float, onto: int
+) -> tuple[Generated, float]:
     """Decode rows, bring what is left at ``at_s`` together on fewer replicas, and go on there.
 
     Returns:
@@ -69,26 +73,26 @@ def gather(costs: TokenCosts, num_replicas: int, rows: Sequence[Row], rule: str,
     return Generated([*first.ended, *last.ended], [], last.seconds, first.busy_s + last.busy_s), moved
 
 
-def fits(costs: TokenCosts, rows: Iterable[Row], replicas: int) -> bool:
+def fits(costs: TokenCosts, rows: Iterable[PendingResponse], replicas: int) -> bool:
     """Whether rows fit on so many replicas, as :func:`gather` deals them."""
     parts = _dealt(rows, replicas)
     return all(len(part) <= costs.most_rows and sum(row.most for row in part) <= costs.cache_tokens for part in parts)
 
 
-def _dealt(rows: Iterable[Row], count: int) -> list[list[Row]]:
+def _dealt(rows: Iterable[PendingResponse], count: int) -> list[list[PendingResponse]]:
     """Deal rows one by one in the order of their numbers; nobody knows how long they will be."""
     ordered = sorted(rows, key=lambda row: row.number)
     return [ordered[first::count] for first in range(count)]
 
 
-def _parts(rows: Sequence[Row], count: int) -> list[Sequence[Row]]:
+def _parts(rows: Sequence[PendingResponse], count: int) -> list[Sequence[PendingResponse]]:
     """Return neighbours, as evenly as they can be: the first parts have one more."""
     size, more = divmod(len(rows), count)
     starts = [k * size + min(k, more) for k in range(count + 1)]
     return [rows[start:end] for start, end in pairwise(starts)]
 
 
-def _run(replicas: Sequence[Replica], queues: Sequence[deque[Row]], until_s: float, *, shares: bool) -> Generated:
+def _run(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]], until_s: float, *, shares: bool) -> Generated:
     found = Generated()
     _deal(replicas, queues)
     events = [(replica.next_s(), number) for number, replica in enumerate(replicas)]
@@ -121,7 +125,7 @@ def _run(replicas: Sequence[Replica], queues: Sequence[deque[Row]], until_s: flo
     return found
 
 
-def _deal(replicas: Sequence[Replica], queues: Sequence[deque[Row]]) -> None:
+def _deal(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]]) -> None:
     """Fill the replicas, one row after the other where they share a queue; what comes in together is read together."""
     if len({id(queue) for queue in queues}) == len(replicas):
         for replica, queue in zip(replicas, queues, strict=True):
@@ -135,7 +139,7 @@ def _deal(replicas: Sequence[Replica], queues: Sequence[deque[Row]]) -> None:
             open_to.append(replica)
 
 
-def _fill(replica: Replica, queue: deque[Row]) -> None:
+def _fill(replica: Replica, queue: deque[PendingResponse]) -> None:
     while queue and replica.has_room(queue[0]):
         replica.take([queue.popleft()])
 

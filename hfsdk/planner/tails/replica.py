@@ -22,7 +22,7 @@ from hfsdk.planner.tails.token_costs import TokenCosts
 
 
 @dataclass(slots=True)
-class Row:
+class PendingResponse:
     """One response, of which some tokens may be there already."""
 
     number: int
@@ -35,9 +35,9 @@ class Row:
     stale: int = 0
     """Of ``done``, those that an older policy wrote."""
 
-    def copy(self) -> Row:
+    def copy(self) -> PendingResponse:
         """Return the row as it stands; generating changes rows."""
-        return Row(self.number, self.group, self.prompt, self.length, self.done, self.stale)
+        return PendingResponse(self.number, self.group, self.prompt, self.length, self.done, self.stale)
 
     @property
     def context(self) -> int:
@@ -56,7 +56,7 @@ class Replica:
     def __init__(self, costs: TokenCosts, clock_s: float = 0.0) -> None:
         self.clock_s, self.busy_s = clock_s, 0.0
         self._costs, self._steps = costs, 0
-        self._ends: list[tuple[int, int, Row]] = []
+        self._ends: list[tuple[int, int, PendingResponse]] = []
         """(step at which it ends, number, row), a heap."""
         self._context = self._held = 0.0
 
@@ -65,11 +65,11 @@ class Replica:
         """Rows under way."""
         return len(self._ends)
 
-    def has_room(self, row: Row) -> bool:
+    def has_room(self, row: PendingResponse) -> bool:
         """Whether a row may come in; one alone always may."""
         return not self._ends or (len(self._ends) < self._costs.most_rows and self._held + row.most <= self._costs.cache_tokens)
 
-    def take(self, rows: Iterable[Row], *, moved: bool = False) -> None:
+    def take(self, rows: Iterable[PendingResponse], *, moved: bool = False) -> None:
         """Let rows in: their tokens are read first, or their keys and values come from another replica."""
         tokens = 0
         for row in rows:
@@ -84,7 +84,7 @@ class Replica:
         """Return when the next row ends; infinite where there is none."""
         return self.clock_s + self._seconds(self._ends[0][0] - self._steps) if self._ends else math.inf
 
-    def finish(self) -> list[Row]:
+    def finish(self) -> list[PendingResponse]:
         """Go on to the next end, and return the rows that end there."""
         self._go(self._ends[0][0] - self._steps)
         ended = []
@@ -104,7 +104,7 @@ class Replica:
             steps = left / linear if not square else (math.sqrt(linear**2 + 4 * square * left) - linear) / (2 * square)
             self._go(min(math.floor(steps + 1e-9), self._ends[0][0] - self._steps - 1))
 
-    def give(self, share: float = 1.0) -> list[Row]:
+    def give(self, share: float = 1.0) -> list[PendingResponse]:
         """Give away a share of the rows, evenly by their numbers; those that stay go on."""
         for end, _, row in self._ends:
             row.done = row.length - (end - self._steps)

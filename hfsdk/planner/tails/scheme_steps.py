@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hfsdk.planner.tails.generation import OWN, SHARED, Generated, fits, gather, generate
-from hfsdk.planner.tails.replica import Row
+from hfsdk.planner.tails.replica import PendingResponse
 from hfsdk.planner.tails.tail_case import TailCase
 from hfsdk.planner.tails.token_costs import TokenCosts
 
@@ -123,7 +123,9 @@ def _best_split(case: TailCase, scheme: str, steps_of: Callable[[int], Iterable[
     return max(found, key=lambda step: step.response_tokens / step.seconds, default=None)
 
 
-def _apart(case: TailCase, mine: int, together_s: float, made: Generated, trained: Sequence[Row], weights_s: float) -> SchemeStep:
+def _apart(
+    case: TailCase, mine: int, together_s: float, made: Generated, trained: Sequence[PendingResponse], weights_s: float
+) -> SchemeStep:
     """Return a step whose next rows are generated on devices of their own; both parts wait for each other, then for the weights."""
     trained_s = _rest_s(case, case.devices - mine, trained)
     busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - mine) + weights_s * case.devices
@@ -161,7 +163,7 @@ SCHEMES: Mapping[str, Callable[[TailCase, float], SchemeStep | None]] = {
 """By name, in the table's order."""
 
 
-def _gathered(case: TailCase, rows: Sequence[Row], run: Generated, few: int, each: int) -> SchemeStep:
+def _gathered(case: TailCase, rows: Sequence[PendingResponse], run: Generated, few: int, each: int) -> SchemeStep:
     """Return a step whose last rows, ``each`` on every replica at most, are brought together on a few replicas."""
     part = case.devices - few * case.replica_devices
     number = max(0, len(run.ended) - few * each)
@@ -185,7 +187,7 @@ def _gathered(case: TailCase, rows: Sequence[Row], run: Generated, few: int, eac
     return _step(case, seconds, made.seconds, _rest_s(case, case.devices, rows), moving_s, rows, busy)
 
 
-def _in_turn(case: TailCase, made: Generated, trained: Sequence[Row]) -> SchemeStep:
+def _in_turn(case: TailCase, made: Generated, trained: Sequence[PendingResponse]) -> SchemeStep:
     """Return a step in which all devices generate, and then do the rest."""
     rest_s = _rest_s(case, case.devices, trained)
     busy = made.busy_s * case.replica_devices + (case.reshard_s + rest_s) * case.used(case.devices)
@@ -193,7 +195,8 @@ def _in_turn(case: TailCase, made: Generated, trained: Sequence[Row]) -> SchemeS
 
 
 def _step(
-    case: TailCase, seconds: float, generation_s: float, rest_s: float, moving_s: float, trained: Sequence[Row], busy: float
+    case: TailCase, seconds: float, generation_s: float, rest_s: float, moving_s: float, trained: Sequence[PendingResponse],
+    busy: float,
 ) -> SchemeStep:  # fmt: skip
     tokens = sum(row.length for row in trained)
     return SchemeStep(
@@ -214,14 +217,14 @@ def _mean(steps: Sequence[SchemeStep]) -> SchemeStep:
     )  # fmt: skip
 
 
-def _rest_s(case: TailCase, devices: int, rows: Sequence[Row]) -> float:
+def _rest_s(case: TailCase, devices: int, rows: Sequence[PendingResponse]) -> float:
     """Return what all but generation takes for these rows on so many devices, on which it fits."""
     found = case.rest_s(devices, _share_of(case, rows))
     assert found is not None
     return found
 
 
-def _share_of(case: TailCase, rows: Sequence[Row]) -> float:
+def _share_of(case: TailCase, rows: Sequence[PendingResponse]) -> float:
     """Return the tokens of these rows as a share of a step's."""
     return sum(row.most for row in rows) / case.mean_tokens
 
@@ -232,7 +235,7 @@ class _UnderWay:
     def __init__(self, case: TailCase, over_sampling: float) -> None:
         self._case, self._needed = case, case.plan.workload.prompts
         self._most, self._launched = round(over_sampling * self._needed), 0
-        self._rows: list[Row] = []
+        self._rows: list[PendingResponse] = []
 
     def fill(self) -> None:
         """Begin new prompts in place of those that were taken; what is there by now an older policy wrote."""
@@ -248,7 +251,7 @@ class _UnderWay:
         until_s = max(at_least_s, _enough(self._rows, generate(costs, num_replicas, _copies(left)), self._needed))
         return until_s, generate(costs, num_replicas, left, until_s=until_s)
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[PendingResponse]:
         """Take the rows of as many complete prompts as a step trains, the oldest first."""
         waiting = Counter(row.group for row in self._rows if row.done < row.length)
         taken = set(list(dict.fromkeys(row.group for row in self._rows if not waiting[row.group]))[: self._needed])
@@ -257,11 +260,11 @@ class _UnderWay:
         return trained
 
 
-def _copies(rows: Sequence[Row]) -> list[Row]:
+def _copies(rows: Sequence[PendingResponse]) -> list[PendingResponse]:
     return [row.copy() for row in rows]
 
 
-def _enough(rows: Sequence[Row], run: Generated, needed: int) -> float:
+def _enough(rows: Sequence[PendingResponse], run: Generated, needed: int) -> float:
     """Return when so many prompts have all of their rows."""
     waiting = Counter(row.group for row in rows if row.done < row.length)
     there, enough_s = len({row.group for row in rows}) - len(waiting), 0.0

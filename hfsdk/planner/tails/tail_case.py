@@ -19,7 +19,7 @@ from hfsdk.core.table import Array
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.perf_model import PerfModel, Setup
 from hfsdk.planner.perf.sizing import sized
-from hfsdk.planner.tails.replica import Row
+from hfsdk.planner.tails.replica import PendingResponse
 from hfsdk.planner.tails.token_costs import TokenCosts
 
 REST_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
@@ -237,7 +237,7 @@ class TailCase:
         prompts = np.array([row.prompt for row in rows[: max(1, len(rows) * self.replica_devices // devices)]])
         return TokenCosts.of(self.perf, setup, prompts, len(rows), self._between)
 
-    def rows(self, first: int, prompts: int) -> list[Row]:
+    def rows(self, first: int, prompts: int) -> list[PendingResponse]:
         """Return the rows of so many prompts of the stream, from its ``first`` on."""
         positions = np.repeat(np.arange(first, first + prompts), self.copies)
         copies = np.tile(np.arange(self.copies), prompts)
@@ -245,11 +245,11 @@ class TailCase:
         lengths = draw_lengths(self.lengths, sampling, self.seed, positions, copies)
         numbers = positions * self.copies + copies
         return [
-            Row(int(number), int(group), self.plan.workload.prompt_tokens, int(length))
+            PendingResponse(int(number), int(group), self.plan.workload.prompt_tokens, int(length))
             for number, group, length in zip(numbers, positions, lengths, strict=True)
         ]
 
-    def each_step(self) -> Iterator[list[Row]]:
+    def each_step(self) -> Iterator[list[PendingResponse]]:
         """Yield the rows of every step of a run without over-sampling."""
         prompts = self.plan.workload.prompts
         return (self.rows(step * prompts, prompts) for step in range(self.steps))

@@ -39,7 +39,7 @@ class PanelView(TypedDict):
     strong: bool
 
 
-class SampleView(TypedDict, total=False):
+class ProbeSampleView(TypedDict, total=False):
     """One sample; ``None`` is missing."""
 
     row: int
@@ -66,7 +66,7 @@ class ProbeView(TypedDict):
     summary: str
     colors: dict[str, str]
     panels: list[PanelView]
-    rows: list[SampleView]
+    rows: list[ProbeSampleView]
     left_out: int
     """Samples that are not drawn."""
     lines: list[str]
@@ -109,11 +109,11 @@ class ProbePicture(Picture):
         return "\n".join([*self.view["lines"], *(f"! {one}" for one in self.view["findings"])])
 
 
-def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> SampleView:
+def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> ProbeSampleView:
     score = finite(entry["score"])
     of_flat = entry.get("group") in flat and score is not None
     kind = "failed" if entry["failure"] else "unscored" if score is None else "flat" if of_flat else "scored"
-    sample: SampleView = {
+    sample: ProbeSampleView = {
         "row": row, "text": cut(entry["completion"], MOST_TEXT), "prompt": cut(entry["prompt"], MOST_TEXT), "kind": kind,
         "score": score, "seconds": finite(entry["seconds"]), "tokens": entry["tokens"], "place": row,
         "repetition": entry["repetition"], "message": " ".join(filter(None, [entry["message"], entry["line"]])),
@@ -126,7 +126,7 @@ def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> SampleView:
     return sample
 
 
-def _kept(rows: list[SampleView]) -> list[SampleView]:
+def _kept(rows: list[ProbeSampleView]) -> list[ProbeSampleView]:
     if len(rows) <= MOST_SAMPLES:
         return rows
     slowest = sorted(rows, key=lambda one: -(one["seconds"] or 0.0))[: MOST_SAMPLES // 6]

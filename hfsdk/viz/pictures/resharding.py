@@ -50,7 +50,7 @@ NOTES = {
 """Parameter -> how it lies."""
 
 
-class RankView(TypedDict):
+class RankBytesView(TypedDict):
     """Bytes of one rank over all parameters; ``row`` is its row in ``to_pandas()``."""
 
     row: int
@@ -97,7 +97,7 @@ class VariantView(TypedDict):
     title: str
     summary: str
     num_ranks: int
-    ranks: list[RankView]
+    ranks: list[RankBytesView]
     """The first 32."""
     groups: list[str]
     """The rows and columns of the matrices: ranks, nodes or runs of ranks."""
@@ -195,7 +195,7 @@ def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
     }  # fmt: skip
 
 
-def _rank(plan: ReshardPlan, report: ReshardReport | None, number: int, row: Mapping[str, Any]) -> RankView:
+def _rank(plan: ReshardPlan, report: ReshardReport | None, number: int, row: Mapping[str, Any]) -> RankBytesView:
     own = report.ranks[number].bytes_copied + report.ranks[number].bytes_shared if report else None
     return {
         "row": number, "rank": number, "node": plan.nodes[number], "train": _at(plan.train_at(number)),

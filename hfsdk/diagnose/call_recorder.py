@@ -26,7 +26,7 @@ class StoppedHere(Exception):  # noqa: N818 - no failure: the step is done again
 
 
 @dataclass(eq=False)
-class TapedCall:
+class SubmittedCall:
     """A call of a step."""
 
     index: int
@@ -58,7 +58,7 @@ class TapedCall:
         return given if self.message.method == UPDATE.name and isinstance(given, Learning) else None
 
 
-class StepTape:
+class CallRecorder:
     """The calls that this thread submits while it runs.
 
     Args:
@@ -73,7 +73,7 @@ class StepTape:
         self._client, self._watch, self._stop_before = client, watch, stop_before
         self._thread, self._busy = threading.get_ident(), False
         self._seen: Mapping[int, Any] = {}
-        self.calls: list[TapedCall] = []
+        self.calls: list[SubmittedCall] = []
         self.next: m.Submit | None = None
         """The call before which it has stopped."""
         self.error: HfsdkError | None = None
@@ -95,7 +95,7 @@ class StepTape:
     def take(self, message: m.Submit, lease: Lease) -> None:
         """Keep the call."""
         if not self._others():
-            self.calls.append(TapedCall(len(self.calls), message, lease, self._seen))
+            self.calls.append(SubmittedCall(len(self.calls), message, lease, self._seen))
 
     def _others(self) -> bool:
         """Whether the call is the watcher's, or another thread's."""
@@ -144,7 +144,7 @@ TOLD_SHARE = 0.05
 
 
 @dataclass(eq=False)
-class LookBack:
+class RollingSnapshots:
     """See the module's text."""
 
     parts: Parts
