@@ -47,7 +47,7 @@ def test_a_call_that_nobody_declared_is_refused_with_the_nearest():
 
 def test_the_worker_has_a_handler_for_every_call_of_a_model_and_no_other():
     tree = ast.parse((ROOT / "hfsdk/engine/worker/role_engine.py").read_text(encoding="utf-8"))
-    role = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "HostedRole")
+    role = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RoleEngine")
     functions = [node for node in role.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
     handlers = {f.name[1:] for f in functions if f.returns is not None and ast.unparse(f.returns) == "Outcome"}
     scored = {m.name for m in METHODS.values() if m.arguments is Scoring}

@@ -35,7 +35,7 @@ from hfsdk.core.pending import scored_rows_of
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Ragged
 from hfsdk.core.text import listed
-from hfsdk.diagnose.call_recorder import CallRecorder, RollingSnapshots, StoppedHere, SubmittedCall
+from hfsdk.diagnose.step_recorder import RollingSnapshots, StepRecorder, StoppedHere, SubmittedCall
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls import rank_questions
@@ -157,22 +157,22 @@ class FirstBadSearch:
 
     # -- doing steps again
 
-    def _again(self, snapshot: Snapshot, step: int, *, stop_before: int = -1) -> tuple[CallRecorder | None, CallRecorder]:
+    def _again(self, snapshot: Snapshot, step: int, *, stop_before: int = -1) -> tuple[StepRecorder | None, StepRecorder]:
         """Do the steps from a snapshot again; return the calls of the one before ``step``, where there is one, and its own."""
         self.parts.client.drain()
         self.parts.client.send(m.AcknowledgeFailures())
         self.parts.snapshots.resume(snapshot)
         before = None
         while (number := self.parts.context.next_step()) < step:
-            before = self._one(number, CallRecorder(self.parts.client))
+            before = self._one(number, StepRecorder(self.parts.client))
             if before.error is not None:
                 raise before.error
-        own = self._one(step, CallRecorder(self.parts.client, self._weights, stop_before))
+        own = self._one(step, StepRecorder(self.parts.client, self._weights, stop_before))
         if own.error is not None and is_death(own.error):
             raise own.error
         return before, own
 
-    def _one(self, number: int, tape: CallRecorder) -> CallRecorder:
+    def _one(self, number: int, tape: StepRecorder) -> StepRecorder:
         """Do a step again."""
         parts = self.parts
         parts.context.counters.set(STEPS, number - 1)
@@ -240,7 +240,7 @@ class FirstBadSearch:
         layer = "" if place.kind in ("reward", "advantage", "column", "loss") else self._layer(place, batch, snapshot)
         return self._told(symptom, snapshot, place, batch, layer)
 
-    def _bad_column(self, tape: CallRecorder, before: CallRecorder | None) -> BadPlace | None:
+    def _bad_column(self, tape: StepRecorder, before: StepRecorder | None) -> BadPlace | None:
         """Return the first column that is not finite or far from what it was."""
         for call in tape.calls:
             now = self._spreads(call)
@@ -265,7 +265,7 @@ class FirstBadSearch:
         found: dict[str, Spread] = client.result(lease.call_id)
         return {name: found[name] for name in call.message.writes if name in found}
 
-    def _bad_weight(self, tape: CallRecorder, place: BadPlace | None) -> BadPlace | None:
+    def _bad_weight(self, tape: StepRecorder, place: BadPlace | None) -> BadPlace | None:
         """Return the first weight that is not finite, where it was so before the first bad column was written."""
         for call in tape.calls if place is None else tape.calls[: place.call.index + 1]:
             held = {rank: bad for rank, (_, bad) in call.weights.items() if bad}
@@ -285,7 +285,7 @@ class FirstBadSearch:
             )  # fmt: skip
         return None
 
-    def _bad_scoring(self, tape: CallRecorder) -> BadPlace | None:
+    def _bad_scoring(self, tape: StepRecorder) -> BadPlace | None:
         """Return the sample that a reward or cost function fails on, where a call of one was refused."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.message.method in ("compute_scores", "compute_costs")
@@ -311,7 +311,7 @@ class FirstBadSearch:
 
     # -- in an update
 
-    def _refused(self, tape: CallRecorder) -> BadPlace | None:
+    def _refused(self, tape: StepRecorder) -> BadPlace | None:
         """Return what an update was refused for; the weights are those before its optimizer step."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "failed"), None)
@@ -321,7 +321,7 @@ class FirstBadSearch:
         done = update.handle.run(rank_questions.bad_weights)[0][0] - next(iter(call.weights.values()))[0]
         return update.place(update.plan[done], None)
 
-    def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: CallRecorder) -> tuple[BadPlace | None, CallRecorder]:
+    def _jump(self, snapshot: Snapshot, symptom: BadNumber, tape: StepRecorder) -> tuple[BadPlace | None, StepRecorder]:
         """Return the mini-batch whose loss or gradient jumps, looked at with the weights before it, and the tape up to there."""
         client = self.parts.client
         for call in [c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "done"]:
@@ -404,7 +404,7 @@ def _first(error: HfsdkError) -> HfsdkError:
     return error
 
 
-def _like(call: SubmittedCall, before: CallRecorder) -> SubmittedCall | None:
+def _like(call: SubmittedCall, before: StepRecorder) -> SubmittedCall | None:
     """Return the same call of the step before."""
     found = before.calls[call.index] if call.index < len(before.calls) else None
     return found if found is not None and found.name == call.name else None

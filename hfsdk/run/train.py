@@ -31,8 +31,8 @@ from hfsdk.core.gap import GAP_TOLERANCE
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.system import can_start_threads, exiting
-from hfsdk.diagnose.call_recorder import RollingSnapshots
 from hfsdk.diagnose.first_bad import FirstBadSearch
+from hfsdk.diagnose.step_recorder import RollingSnapshots
 from hfsdk.engine.calls import messages as m
 from hfsdk.models.replays import REPLAYED, largest_gap
 from hfsdk.run.best import COLUMN, BestCheckpointTracker, KeepBest, best_tracker

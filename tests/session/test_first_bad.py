@@ -19,8 +19,8 @@ from hfsdk.core.column_spread import odd, spreads
 from hfsdk.core.runtime import Part, Stored
 from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import NOT_SCORED
-from hfsdk.diagnose.call_recorder import SHARE, RollingSnapshots, SubmittedCall
 from hfsdk.diagnose.first_bad import TapedUpdate, bisected, code_of, first_bad_layer, verdict_of
+from hfsdk.diagnose.step_recorder import SHARE, RollingSnapshots, SubmittedCall
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls.dispatch import plan_orders
 from hfsdk.run.metric_outliers import Jumps, first_bad

@@ -58,7 +58,7 @@ class SubmittedCall:
         return given if self.message.method == UPDATE.name and isinstance(given, Learning) else None
 
 
-class CallRecorder:
+class StepRecorder:
     """The calls that this thread submits while it runs.
 
     Args:
