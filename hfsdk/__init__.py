@@ -90,11 +90,17 @@ if TYPE_CHECKING:
     from hfsdk.core.spec import Experts, LatentAttention, ModelSpec
     from hfsdk.core.table import Ragged, Table
     from hfsdk.core.trace import Span, Trace
+    from hfsdk.diagnose.replay import StepReplay, replay
+    from hfsdk.kept.attach import sessions
     from hfsdk.models import Primitive, primitive
     from hfsdk.planner.perf.perf_model import PerfModel
     from hfsdk.planner.tails.long_tails import long_tails
     from hfsdk.resharding.reshard_plan import ReshardPlan
-    from hfsdk.session import KeepBest, MLflow, PromptStream, Run, Session, TensorBoard, WandB, sessions
+    from hfsdk.run.best import KeepBest
+    from hfsdk.run.run import Run
+    from hfsdk.run.trackers import MLflow, TensorBoard, WandB
+    from hfsdk.session.session import Session
+    from hfsdk.session.streams import PromptStream
 
 __version__ = "0.1.0"
 
@@ -105,6 +111,7 @@ _NAMES = {
         "SafeRLHF"
     ),
     "configs.explain": "explain",
+    "diagnose.replay": "StepReplay replay",
     "core.batch": "Batch",
     "core.dataflow": "Call Dataflow",
     "core.errors": (
@@ -133,7 +140,12 @@ _NAMES = {
     "planner.perf.perf_model": "PerfModel",
     "planner.tails.long_tails": "long_tails",
     "resharding.reshard_plan": "ReshardPlan",
-    "session": "KeepBest MLflow PromptStream Run Session TensorBoard WandB sessions",
+    "kept.attach": "sessions",
+    "run.best": "KeepBest",
+    "run.run": "Run",
+    "run.trackers": "MLflow TensorBoard WandB",
+    "session.session": "Session",
+    "session.streams": "PromptStream",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> the module it comes from, loaded when the name is first used."""
@@ -207,6 +219,7 @@ __all__ = [
     "ReMax",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
+
     "ReshardPlan",
     "ResponseLengths",
     "RewardFunctionError",
@@ -220,6 +233,7 @@ __all__ = [
     "Snapshot",
     "Span",
     "StaleBatchError",
+    "StepReplay",
     "Table",
     "TensorBoard",
     "Trace",
@@ -235,6 +249,7 @@ __all__ = [
     "long_tails",
     "primitive",
     "protocols",
+    "replay",
     "sessions",
     "testing",
     "viz",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hfsdk.core.batch import Batch
-    from hfsdk.session import Session
+    from hfsdk.session.session import Session
 
 OUT = "out/quickstart.html"
 PROMPT_WORDS = 8
@@ -83,7 +83,7 @@ def _say(text: str, end: str = "\n") -> None:
 def _run(options: argparse.Namespace) -> None:
     from hfsdk.core.files import is_ours
     from hfsdk.core.roles import AdamW
-    from hfsdk.session import Session
+    from hfsdk.session.session import Session
 
     began = time.perf_counter()
     _say(f"hfsdk quickstart: PPO on movie reviews, {options.model}, {options.devices} device{'s' * (options.devices > 1)}")

@@ -1,4 +1,16 @@
-"""Assertions about training: each raises ``AssertionError`` that says what is wrong."""
+"""Helpers for tests of training, and the exercises of the notebooks.
+
+The assertions raise ``AssertionError`` that says what is wrong. They need no pytest, and fit into it::
+
+    def test_ppo_still_learns(session, prompts):
+        experiment = session.compare([hf.PPO()], prompts, steps=20, seeds=[0, 1, 2], baseline="ppo.json")
+        hf.testing.assert_finite(experiment)
+        hf.testing.assert_not_below("ppo.json", experiment)
+
+``hf.testing.exercise("04.1", answer)`` looks at an answer to an exercise of a notebook and gives a hint where it is wrong.
+
+``hf.testing.broken_run(1, session)`` is one of six runs in which something is wrong, to practise on (notebook 13).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +25,10 @@ import numpy as np
 from hfsdk.core.checks import NonNegative, checked, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
+from hfsdk.teach.broken_runs import broken_run
+from hfsdk.teach.grading import Feedback, exercise
+
+__all__ = ["Feedback", "assert_finite", "assert_invariants", "assert_not_below", "broken_run", "exercise"]
 
 
 def assert_finite(what: Any) -> None:

@@ -193,6 +193,38 @@ def _reached(start: str, edges: dict[str, set[str]]) -> set[str]:
     return found
 
 
+def half_imported(imports: list[Import]) -> list[str]:
+    """Imports that meet a module while it is being imported itself, whichever module of the package a process imports first.
+
+    An import of a module imports the folders above it before, whose ``__init__`` may import others.
+    """
+    steps: dict[str, list[Import]] = {}
+    for item in sorted((i for i in imports if i.runs_at_import and i.target.startswith("hfsdk")), key=lambda i: i.line):
+        steps.setdefault(item.importer, []).append(item)
+    wrong = set()
+
+    def load(module: str, begun: list[str], done: set[str]) -> None:
+        for name in _with_folders(module):
+            if name in done or name in begun:
+                continue
+            begun.append(name)
+            for item in steps.get(name, ()):
+                if item.target in begun and not _inside(name, item.target):
+                    wrong.add(f"{item}, which is being imported when {begun[0]} is the first")
+                load(item.target, begun, done)
+            begun.remove(name)
+            done.add(name)
+
+    for first in {item.importer for item in imports}:
+        load(first, [], set())
+    return sorted(wrong)
+
+
+def _with_folders(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
 
@@ -220,6 +252,20 @@ def test_heavy_packages_stay_at_home(imports):
 
 def test_no_import_cycles(imports):
     assert not cycles(imports)
+
+
+def test_every_module_can_be_the_first_that_is_imported(imports):
+    assert half_imported(imports) == []
+
+
+def test_a_folder_that_imports_what_imports_it_is_noticed():
+    def at(line, importer, target):
+        return Import("", line, importer, target, True)
+
+    edges = [at(1, "hfsdk.a", "hfsdk.a.x"), at(1, "hfsdk.a.x", "hfsdk.b.y")]
+    assert half_imported(edges) == []
+    (wrong,) = half_imported([*edges, at(1, "hfsdk.b.y", "hfsdk.a.z")])
+    assert "imports hfsdk.b.y, which is being imported when hfsdk.b.y is the first" in wrong
 
 
 def test_data_imports_assets_errors_and_checks(imports):

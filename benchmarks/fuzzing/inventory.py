@@ -25,7 +25,7 @@ MODULES = ("data", "testing", "viz")
 """Submodules of ``hf`` whose functions a user types; those of ``protocols`` are its constants and one class."""
 
 ROOTS = (
-    "session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration", "session.explanation.Explanation",
+    "session.what_if.WhatIf", "session.session.Session", "planner.perf.calibration.Calibration", "configs.explain.Explanation",
     "planner.tails.long_tails.LongTails",
 )  # fmt: skip
 """Classes that nothing in ``hf.__all__`` names but a user holds; others are found by what methods return."""

@@ -1,5 +1,6 @@
 """Where a run's first bad number comes from, and the recorded calls of a step that show it.
 
-May import: core, models, engine.calls, run.metric_outliers, run.recovery, run.run, session.algorithm, session.client,
-session.context, session.parts, session.streams.
+May import: core, assets, models, engine.calls, state, run.metric_outliers, run.recovery, run.run, session.algorithm,
+session.client, session.context, session.parts, session.placing, session.role_book, session.session, session.session_pickle,
+session.streams.
 """

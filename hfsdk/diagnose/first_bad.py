@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,28 +26,23 @@ from typing import Any
 from hfsdk.core.arguments import Learning
 from hfsdk.core.batch import Batch, refs_of
 from hfsdk.core.column_spread import LEAST, TIMES, Spread, odd, spreads
-from hfsdk.core.errors import CheckpointError, DependencyError, HfsdkError, NonFiniteLossError, OptionError
+from hfsdk.core.errors import HfsdkError, NonFiniteLossError, OptionError
 from hfsdk.core.first_bad import FirstBad
 from hfsdk.core.functions import Shipped
 from hfsdk.core.microbatch import MiniBatchPlan, plan_update
 from hfsdk.core.pending import scored_rows_of
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.table import Ragged
-from hfsdk.core.text import listed
-from hfsdk.diagnose.step_recorder import RollingSnapshots, StepRecorder, StoppedHere, SubmittedCall
+from hfsdk.diagnose.step_recorder import StepHost, StepRecorder, StepsAgain, SubmittedCall
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls import rank_questions
-from hfsdk.engine.calls.host_memory import check_room
 from hfsdk.models import ModelHandle
 from hfsdk.models.handle import TrainedHandle, primitive
 from hfsdk.run.metric_outliers import BadNumber, first_bad
 from hfsdk.run.recovery import is_death
 from hfsdk.run.run import RunControl
 from hfsdk.session.algorithm import Algorithm
-from hfsdk.session.client import ControllerClient, uninterrupted
-from hfsdk.session.context import STEPS
-from hfsdk.session.parts import Parts
+from hfsdk.session.client import ControllerClient
 from hfsdk.session.streams import RowStream
 
 KIND_OF = {
@@ -65,11 +59,23 @@ LOOKED_AT = ("loss", "grad_norm")
 class FirstBadSearch:
     """See the module's text."""
 
-    parts: Parts
-    algorithm: Algorithm
-    prompts: RowStream
+    again: StepsAgain
     control: RunControl
-    look_back: RollingSnapshots
+
+    @property
+    def parts(self) -> StepHost:
+        """The session."""
+        return self.again.host
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The run's."""
+        return self.again.algorithm
+
+    @property
+    def prompts(self) -> RowStream:
+        """The run's."""
+        return self.again.prompts
 
     def symptom(self) -> BadNumber | None:
         """Return the run's first bad number; ``None`` where there is none."""
@@ -81,7 +87,7 @@ class FirstBadSearch:
     def last_good(self) -> Snapshot | None:
         """Return the snapshot that a search goes back to."""
         symptom = self.symptom()
-        return self.look_back.before(self.parts.context.next_step() if symptom is None else symptom.step)
+        return self.again.look_back.before(self.parts.context.next_step() if symptom is None else symptom.step)
 
     def find(self, step: int | None, *, stay: bool) -> FirstBad | None:
         """See :meth:`hfsdk.run.run.Run.first_bad`."""
@@ -91,13 +97,11 @@ class FirstBadSearch:
         symptom = self.symptom() if step is None else self._asked(step)
         if symptom is None:
             return None
-        snapshot = self.look_back.before(symptom.step)
-        if snapshot is None:
-            raise OptionError(self._no_snapshot(symptom.step))
+        snapshot = self.again.snapshot_before(symptom.step)
         self.parts.client.drain()
         self.parts.client.send(m.AcknowledgeFailures())
         held = self._held_now()
-        with self._coming_back(snapshot, stay) as left:
+        with self.again.coming_back(snapshot, "first_bad", stay=stay) as left:
             found = self._search(symptom, snapshot, held)
         if found is None:
             return None
@@ -115,82 +119,7 @@ class FirstBadSearch:
             return found
         return BadNumber(step, "", math.nan, None, asked=step != failed)
 
-    def _no_snapshot(self, step: int) -> str:
-        have = listed([snapshot.name for snapshot in self.look_back.snapshots])
-        why = self.look_back.refused and f"none was taken: one would take {self.look_back.refused}"
-        if not self.look_back.most:
-            why = "it was told to take none (look_back=0)"
-        why = why or (f"it has those {have}; more are kept with session.train(..., look_back=4)" if have else "")
-        why = why or "they were let go when the session's next run began, or with a worker that died"
-        return f"the run has no snapshot of itself from before step {step}: {why}"
-
-    @contextmanager
-    def _coming_back(self, snapshot: Snapshot, stay: bool) -> Iterator[list[str]]:
-        """Go back to where the session was when all is done; yields the words for where that is."""
-        parts, left = self.parts, [""]
-        here: Snapshot | None = None
-        if not stay:
-            try:
-                check_room(parts.snapshots.room(), "a copy of where the session is", "first_bad(stay=True) needs none.")
-                here = parts.snapshots.keep("here")
-            except CheckpointError as error:
-                parts.context.notice(f"first_bad leaves the session at {snapshot.name!r}: {error}")
-        left[0] = (
-            "the session is where it was" if here is not None
-            else f"the session is at the run's snapshot {snapshot.name!r}, on a new branch"
-        )  # fmt: skip
-        counters, last = parts.context.counters.all(), parts.client.last_call
-        try:
-            yield left
-        finally:
-            if not parts.client.closed:
-                with uninterrupted():  # what was done again stays nowhere
-                    parts.client.drain()
-                    parts.client.send(m.AcknowledgeFailures())
-                    steps = tuple(change.call_id for change in parts.client.send(q.Changes()) if change.call_id > last)
-                    parts.client.send(m.MarkRecorded(steps))  # what was done again is no update by hand in the history
-                    notices = parts.snapshots.come_home(snapshot if here is None else here, anew=here is None)
-                    if here is not None:
-                        parts.context.counters.replace(counters)
-                    for notice in notices:
-                        parts.context.notice(notice)
-
-    # -- doing steps again
-
-    def _again(self, snapshot: Snapshot, step: int, *, stop_before: int = -1) -> tuple[StepRecorder | None, StepRecorder]:
-        """Do the steps from a snapshot again; return the calls of the one before ``step``, where there is one, and its own."""
-        self.parts.client.drain()
-        self.parts.client.send(m.AcknowledgeFailures())
-        self.parts.snapshots.resume(snapshot)
-        before = None
-        while (number := self.parts.context.next_step()) < step:
-            before = self._one(number, StepRecorder(self.parts.client))
-            if before.error is not None:
-                raise before.error
-        own = self._one(step, StepRecorder(self.parts.client, self._weights, stop_before))
-        if own.error is not None and is_death(own.error):
-            raise own.error
-        return before, own
-
-    def _one(self, number: int, tape: StepRecorder) -> StepRecorder:
-        """Do a step again."""
-        parts = self.parts
-        parts.context.counters.set(STEPS, number - 1)
-        parts.client.send(m.NextStep(number))
-        with tape.running(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it was said when the step was taken
-            try:
-                step = self.algorithm.step(parts.deployment.models, next(self.prompts))
-                self.algorithm.metrics(step)
-            except StoppedHere:
-                pass
-            except HfsdkError as error:
-                tape.error = _first(error)
-        calls = [call.call_id for call in tape.calls]
-        parts.client.settle(calls)
-        parts.client.send(m.AcknowledgeFailures())
-        parts.context.counters.next(STEPS)
-        return tape
+    # -- looking at weights
 
     def _weights(self, message: m.Submit) -> Mapping[int, Any]:
         """Look at the weights of a call's role, by rank; nothing where it has none, or has failed by now."""
@@ -224,7 +153,7 @@ class FirstBadSearch:
     def _search(
         self, symptom: BadNumber, snapshot: Snapshot, held: tuple[str, Mapping[int, Mapping[str, float]]] | None
     ) -> FirstBad | None:
-        before, tape = self._again(snapshot, symptom.step)
+        before, tape = self.again.step(snapshot, symptom.step, self._weights)
         place = self._bad_column(tape, before)
         weight = self._bad_weight(tape, place)
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
@@ -330,7 +259,7 @@ class FirstBadSearch:
                 name = next((n for n in LOOKED_AT if not abs(row[n]) <= TIMES * max(LEAST, usual.get(n, math.inf))), None)
                 if name is None:
                     continue
-                _, again = self._again(snapshot, symptom.step, stop_before=call.index)
+                _, again = self.again.step(snapshot, symptom.step, self._weights, stop_before=call.index)
                 assert again.next is not None
                 again.calls.append(replace(call, message=again.next))
                 update = TapedUpdate(client, again.calls[-1], self._handles())
@@ -395,13 +324,6 @@ def _of_itself(symptom: BadNumber, snapshot: Snapshot, role: str, held: Mapping[
         value=held[ranks[0]][name], snapshot=snapshot.name,
     )  # fmt: skip
     return replace(found, verdict=verdict_of(found, ""), code=weight_code(found))
-
-
-def _first(error: HfsdkError) -> HfsdkError:
-    """Return what failed first, and not what waited for it."""
-    while isinstance(error, DependencyError) and isinstance(error.__cause__, HfsdkError):
-        error = error.__cause__
-    return error
 
 
 def _like(call: SubmittedCall, before: StepRecorder) -> SubmittedCall | None:

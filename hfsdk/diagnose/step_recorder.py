@@ -1,24 +1,65 @@
-"""``StepTape``: the calls of one step as they are submitted, with what they read, so that each can be looked at and done again."""
+"""Steps of a run taken again, with their calls recorded, from the snapshots that the run takes of itself."""
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hfsdk.core.arguments import Learning
 from hfsdk.core.batch import Batch
-from hfsdk.core.errors import CheckpointError, HfsdkError
+from hfsdk.core.errors import CheckpointError, DependencyError, HfsdkError, OptionError
 from hfsdk.core.methods import UPDATE
 from hfsdk.core.pending import ColumnRef, Lease
 from hfsdk.core.snapshot import Snapshot
+from hfsdk.core.text import listed
 from hfsdk.engine.calls import messages as m
-from hfsdk.engine.calls.host_memory import too_large
-from hfsdk.session.client import ControllerClient
-from hfsdk.session.parts import Parts
+from hfsdk.engine.calls import queries as q
+from hfsdk.engine.calls.host_memory import check_room, too_large
+from hfsdk.run.recovery import is_death
+from hfsdk.run.run import CurrentRun
+from hfsdk.session.algorithm import Algorithm
+from hfsdk.session.client import ControllerClient, uninterrupted
+from hfsdk.session.context import STEPS, Context
+from hfsdk.session.placing import Deployment
+from hfsdk.session.streams import RowStream
+from hfsdk.state.snapshots import Snapshots
+
+Watch = Callable[[m.Submit], Mapping[int, Any]]
+"""Looks at a call's message right before it is sent; what it returns is kept with the call."""
+
+
+class StepHost(Protocol):
+    """What of a session taking steps again needs."""
+
+    @property
+    def context(self) -> Context:
+        """Its name, counters and notices."""
+        ...
+
+    @property
+    def client(self) -> ControllerClient:
+        """Who calls are sent through."""
+        ...
+
+    @property
+    def deployment(self) -> Deployment:
+        """The roles."""
+        ...
+
+    @property
+    def runs(self) -> CurrentRun:
+        """The run."""
+        ...
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Takes snapshots and goes back to them."""
+        ...
 
 
 class StoppedHere(Exception):  # noqa: N818 - no failure: the step is done again up to here
@@ -67,9 +108,7 @@ class StepRecorder:
         stop_before: the place of the call before which the step ends by `StoppedHere`.
     """
 
-    def __init__(
-        self, client: ControllerClient, watch: Callable[[m.Submit], Mapping[int, Any]] = lambda message: {}, stop_before: int = -1
-    ) -> None:
+    def __init__(self, client: ControllerClient, watch: Watch = lambda message: {}, stop_before: int = -1) -> None:
         self._client, self._watch, self._stop_before = client, watch, stop_before
         self._thread, self._busy = threading.get_ident(), False
         self._seen: Mapping[int, Any] = {}
@@ -78,6 +117,8 @@ class StepRecorder:
         """The call before which it has stopped."""
         self.error: HfsdkError | None = None
         """What the step failed with."""
+        self.numbers: Mapping[str, float] = {}
+        """What the algorithm's ``metrics`` said of the step."""
 
     def before(self, message: m.Submit) -> None:
         """Stop here, or look."""
@@ -145,9 +186,9 @@ TOLD_SHARE = 0.05
 
 @dataclass(eq=False)
 class RollingSnapshots:
-    """See the module's text."""
+    """The snapshots that a run takes of itself; see above."""
 
-    parts: Parts
+    host: StepHost
     most: int
     """Snapshots that are kept; 0 takes none."""
     saving: Callable[[], AbstractContextManager[None]]
@@ -170,23 +211,23 @@ class RollingSnapshots:
     def before_step(self) -> None:
         """Take one where the steps so far pay for it."""
         due = not self.snapshots or (not self.frozen and self.seconds + self.last_s <= SHARE * self.steps_s)
-        if not self.most or self.refused or not due or not self.parts.snapshots.trained:
+        if not self.most or self.refused or not due or not self.host.snapshots.trained:
             return
         with self.saving():
-            room = self.parts.snapshots.room()  # loads what is not loaded yet, which is no part of a snapshot
+            room = self.host.snapshots.room()  # loads what is not loaded yet, which is no part of a snapshot
             begun = time.perf_counter()
             if words := too_large(room, MEMORY_SHARE):
                 self._refuse(words)
                 return
             if not self.told and (words := too_large(room, TOLD_SHARE)):
                 self.told = True
-                self.parts.context.notice(
+                self.host.context.notice(
                     f"a snapshot of this run takes {words}, and the newest {self.most} are kept for run.first_bad(); "
                     "session.train(..., look_back=0) takes none"
                 )
             del self.snapshots[: len(self.snapshots) + 1 - self.most]
             try:
-                self.snapshots.append(self.parts.snapshots.keep(f"before step {self.parts.context.next_step()}"))
+                self.snapshots.append(self.host.snapshots.keep(f"before step {self.host.context.next_step()}"))
             except CheckpointError as error:
                 self._refuse(str(error))
                 return
@@ -210,7 +251,121 @@ class RollingSnapshots:
 
     def _refuse(self, why: str) -> None:
         self.refused = why
-        self.parts.context.notice(
+        self.host.context.notice(
             f"this run takes no snapshots of itself, and run.first_bad() has none to go back to: one would take {why}. Place the "
             "roles over more nodes, or take one where there is room: session.snapshot('before')"
         )
+
+
+@dataclass(eq=False)
+class StepsAgain:
+    """Takes steps of a run again, bit for bit, from the run's own snapshots, and brings the session back to where it was.
+
+    What the user's functions keep between calls is not part of a snapshot.
+    """
+
+    host: StepHost
+    algorithm: Algorithm
+    prompts: RowStream
+    look_back: RollingSnapshots
+
+    def snapshot_before(self, step: int) -> Snapshot:
+        """Return the newest snapshot from before a step.
+
+        Raises:
+            OptionError: there is none; says why.
+        """
+        snapshot = self.look_back.before(step)
+        if snapshot is None:
+            raise OptionError(self._no_snapshot(step))
+        return snapshot
+
+    def _no_snapshot(self, step: int) -> str:
+        have = listed([snapshot.name for snapshot in self.look_back.snapshots])
+        why = self.look_back.refused and f"none was taken: one would take {self.look_back.refused}"
+        if not self.look_back.most:
+            why = "it was told to take none (look_back=0)"
+        why = why or (f"it has those {have}; more are kept with session.train(..., look_back=4)" if have else "")
+        why = why or "they were let go when the session's next run began, or with a worker that died"
+        return f"the run has no snapshot of itself from before step {step}: {why}"
+
+    @contextmanager
+    def coming_back(self, snapshot: Snapshot, what: str, *, stay: bool = False) -> Iterator[list[str]]:
+        """Bring the session back to where it is now when all is done, or leave it at the snapshot; yields the words for that."""
+        host, left = self.host, [""]
+        here: Snapshot | None = None
+        if not stay:
+            try:
+                advice = "first_bad(stay=True) needs none." if what == "first_bad" else ""
+                check_room(host.snapshots.room(), "a copy of where the session is", advice)
+                here = host.snapshots.keep("here")
+            except CheckpointError as error:
+                host.context.notice(f"{what} leaves the session at {snapshot.name!r}: {error}")
+        left[0] = (
+            "the session is where it was" if here is not None
+            else f"the session is at the run's snapshot {snapshot.name!r}, on a new branch"
+        )  # fmt: skip
+        counters, last = host.context.counters.all(), host.client.last_call
+        try:
+            yield left
+        finally:
+            if not host.client.closed:
+                with uninterrupted():  # what was done again stays nowhere
+                    host.client.drain()
+                    host.client.send(m.AcknowledgeFailures())
+                    steps = tuple(change.call_id for change in host.client.send(q.Changes()) if change.call_id > last)
+                    host.client.send(m.MarkRecorded(steps))  # what was done again is no update by hand in the history
+                    notices = host.snapshots.come_home(snapshot if here is None else here, anew=here is None)
+                    if here is not None:
+                        host.context.counters.replace(counters)
+                    for notice in notices:
+                        host.context.notice(notice)
+
+    def step(
+        self, snapshot: Snapshot, step: int, watch: Watch = lambda message: {}, *, stop_before: int = -1
+    ) -> tuple[StepRecorder | None, StepRecorder]:
+        """Take the steps from a snapshot again; return the calls of the one before ``step``, where there is one, and its own."""
+        before = self.go_to(snapshot, step)
+        own = self.take_step(step, StepRecorder(self.host.client, watch, stop_before))
+        if own.error is not None and is_death(own.error):
+            raise own.error
+        return before, own
+
+    def go_to(self, snapshot: Snapshot, step: int) -> StepRecorder | None:
+        """Take the steps between a snapshot and a step again; return the calls of the last one, if there was one."""
+        self.host.client.drain()
+        self.host.client.send(m.AcknowledgeFailures())
+        self.host.snapshots.resume(snapshot)
+        before = None
+        while (number := self.host.context.next_step()) < step:
+            before = self.take_step(number, StepRecorder(self.host.client))
+            if before.error is not None:
+                raise before.error
+        return before
+
+    def take_step(self, number: int, tape: StepRecorder) -> StepRecorder:
+        """Take the step of a number again, with its calls recorded; what it fails with stands in the recording."""
+        host = self.host
+        host.context.counters.set(STEPS, number - 1)
+        host.client.send(m.NextStep(number))
+        with tape.running(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it was said when the step was taken
+            try:
+                step = self.algorithm.step(host.deployment.models, next(self.prompts))
+                tape.numbers = self.algorithm.metrics(step)
+            except StoppedHere:
+                pass
+            except HfsdkError as error:
+                tape.error = _first(error)
+        calls = [call.call_id for call in tape.calls]
+        host.client.settle(calls)
+        host.client.send(m.AcknowledgeFailures())
+        host.context.counters.next(STEPS)
+        return tape
+
+
+def _first(error: HfsdkError) -> HfsdkError:
+    """Return what failed first, and not what waited for it."""
+    while isinstance(error, DependencyError) and isinstance(error.__cause__, HfsdkError):
+        error = error.__cause__
+    return error

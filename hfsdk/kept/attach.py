@@ -21,8 +21,9 @@ from hfsdk.kept.remote_controller import RemoteController, left
 from hfsdk.kept.remote_session import RemoteSession, is_remote
 from hfsdk.kept.runs import RemoteRuns
 from hfsdk.kept.session_actor import make_keeper
-from hfsdk.kept.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, pack, run_rows, run_sections
+from hfsdk.kept.shared_state import OF_KERNELS, SECTIONS, KnownBatch, SharedState, history_rows, run_rows, run_sections
 from hfsdk.session.parts import Parts
+from hfsdk.session.session_pickle import pack
 from hfsdk.session.start import Started
 
 if TYPE_CHECKING:

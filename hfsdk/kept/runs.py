@@ -13,13 +13,14 @@ from hfsdk.engine.calls.replies import joined
 from hfsdk.kept import requests as k
 from hfsdk.kept.codec import from_plain
 from hfsdk.kept.remote_controller import RemoteController
-from hfsdk.kept.shared_state import CONTROL, RECORD, Entries, pack, unpack
+from hfsdk.kept.shared_state import CONTROL, RECORD, Entries
 from hfsdk.run.notebook import watcher_of
 from hfsdk.run.run import Run, RunControl, progress_bar
 from hfsdk.run.train import Interrupts, interrupts_held
 from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.client import user_line
 from hfsdk.session.parts import Parts
+from hfsdk.session.session_pickle import pack, unpack
 from hfsdk.session.streams import streams_of
 
 LOOK_S = 0.1

@@ -42,15 +42,14 @@ from hfsdk.kept.shared_state import (
     SectionChange,
     SharedState,
     history_rows,
-    pack,
     run_rows,
-    unpack,
 )
 from hfsdk.run.train import carry_out
 from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.client import ControllerClient, calls_of
 from hfsdk.session.context import Context
 from hfsdk.session.parts import Parts
+from hfsdk.session.session_pickle import pack, unpack
 from hfsdk.session.start import Started, start_kept
 from hfsdk.session.streams import streams_of
 

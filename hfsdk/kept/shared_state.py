@@ -14,35 +14,20 @@ What belongs to it is here, a section for each part; every section is a dict, of
 
 from __future__ import annotations
 
-import io
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from hfsdk.core.batch import Batch, refs_of
-from hfsdk.core.errors import OptionError
-from hfsdk.core.functions import users_by_value
-from hfsdk.core.pending import ColumnRef, Lease
+from hfsdk.core.pending import ColumnRef
 from hfsdk.core.placement import Placement
-from hfsdk.core.roles import RoleSpec
 from hfsdk.core.rows import Row, Rows
 from hfsdk.engine.calls.replies import errors_of
-from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.handle import set_role
-from hfsdk.models.reward import RewardSum
 from hfsdk.run.run import RunControl
-from hfsdk.session.client import ControllerClient
-from hfsdk.session.context import Context
 from hfsdk.session.parts import Parts
-from hfsdk.session.placing import HandleHost
-
-KINDS: Mapping[str, type[ModelHandle]] = {
-    cls.__name__: cls for cls in (ActorModel, CriticModel, ReferenceModel, RewardModel, CostModel, RewardSum)
-}
+from hfsdk.session.role_book import KINDS, known_role, sum_as_known
 
 Entries = Mapping[Any, Any]
 
@@ -59,18 +44,6 @@ class SectionChange:
     """New and changed ones."""
     gone: tuple[Any, ...] = ()
     """Keys of those that are not there any more."""
-
-
-class KnownRole(NamedTuple):
-    """A role as a session has it."""
-
-    kind: str
-    """The class of its handle."""
-    declared: RoleSpec
-    live: RoleSpec
-    parts: tuple[str, ...] = ()
-    """Of a weighted sum."""
-    weights: tuple[float, ...] = ()
 
 
 class KnownBatch(NamedTuple):
@@ -134,13 +107,7 @@ def _take_places(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
 
 def _roles(parts: Parts) -> Entries:
     book = parts.deployment.book
-    return {handle.name: _known_role(handle, book.declared(handle)) for handle in list(book)}
-
-
-def _known_role(handle: ModelHandle, declared: RoleSpec) -> KnownRole:
-    if isinstance(handle, RewardSum):
-        return KnownRole(type(handle).__name__, declared, handle.role, tuple(p.name for p in handle.parts), handle.weights)
-    return KnownRole(type(handle).__name__, declared, handle.role)
+    return {handle.name: known_role(handle, book.declared(handle)) for handle in list(book)}
 
 
 def _take_roles(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
@@ -148,9 +115,7 @@ def _take_roles(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
     for known in entries.values():
         handle = deployment.take_known(KINDS[known.kind], known.declared)
         set_role(handle, known.live)
-        if isinstance(handle, RewardSum):
-            found = [deployment.book.find(part) for part in known.parts if part in deployment.book]
-            handle.parts, handle.weights = tuple(p for p in found if isinstance(p, RewardModel)), known.weights
+        sum_as_known(handle, known, deployment.book)
     for name in gone:
         deployment.book.drop(name)
 
@@ -459,100 +424,3 @@ def run_rows(control: Callable[[], RunControl | None]) -> SharedRows:
             now.record.rows = rows
 
     return SharedRows(ROWS[1], get, put)
-
-
-# What belongs to a session, on its way between the user's kernel and the session's keeper: each side has its own of it.
-#
-# A batch is a list of references and the client to ask for them; in the other process it is the same references and *its* client.
-# So are handles, prompts, metrics. Everything else travels by value, the user's functions and classes too.
-
-
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, parts: Parts, hold: Callable[[int], None]) -> None:
-        super().__init__(file)
-        self._parts, self._hold = parts, hold
-
-    def persistent_id(self, obj: Any) -> Any:
-        """Name what the other side has its own of."""
-        parts = self._parts
-        if isinstance(obj, ControllerClient):
-            if obj is not parts.client:
-                raise OptionError("it belongs to another session")
-            return ("client",)
-        if isinstance(obj, Lease):
-            self._hold(obj.call_id)
-            return ("lease", obj.call_id)
-        if isinstance(obj, ModelHandle):
-            parts.deployment.book.check(obj)
-            return ("handle", obj.name)
-        if isinstance(obj, Parts):
-            return ("parts",)
-        if isinstance(obj, Context):
-            return ("context",)
-        if isinstance(obj, HandleHost):
-            return ("host",)
-        if obj is not None and obj is parts.client.tokenizer:
-            return ("tokenizer",)
-        return None
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Take the lease of a column along, which by itself belongs to one process."""
-        if isinstance(obj, ColumnRef):
-            return ColumnRef, (obj.call_id, obj.name, obj.rows, obj.lease)
-        return super().reducer_override(obj)
-
-
-class _SessionUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, parts: Parts) -> None:
-        super().__init__(file)
-        self._parts = parts
-
-    def persistent_load(self, pid: Any) -> Any:
-        """Give what this side has of it."""
-        parts, (kind, *rest) = self._parts, pid
-        match kind:
-            case "client":
-                return parts.client
-            case "lease":
-                return parts.client.lease(rest[0])
-            case "handle":
-                return parts.deployment.book.find(rest[0])
-            case "parts":
-                return parts
-            case "context":
-                return parts.context
-            case "host":
-                return parts.deployment.host
-            case "tokenizer":
-                return parts.client.tokenizer
-        raise pickle.UnpicklingError(f"nothing here is called {kind!r}")
-
-
-def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: None) -> bytes:
-    """Return something of a session as bytes.
-
-    Args:
-        parts: the session, on this side.
-        what: to be packed.
-        hold: told of every call whose columns travel along: the other side refers to them, too.
-
-    Raises:
-        OptionError: it holds what cannot travel, e.g. a lock, a file or another session.
-    """
-    file = io.BytesIO()
-    with users_by_value():
-        try:
-            _Pickler(file, parts, hold).dump(what)
-        except OptionError:
-            raise
-        except Exception as error:  # whatever the pickling of the user's objects raises
-            raise OptionError(
-                f"this cannot travel to the process that keeps the session: {error}. The run goes on there, with copies of what it "
-                "is given; make what cannot be copied (a lock, a file, a connection) inside your functions."
-            ) from error
-    return file.getvalue()
-
-
-def unpack(parts: Parts, packed: bytes) -> Any:
-    """Return what was packed, as of this side's session."""
-    return _SessionUnpickler(io.BytesIO(packed), parts).load()

@@ -542,8 +542,15 @@ def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: 
 class FindsFirstBad(Protocol):
     """Finds a run's first bad number."""
 
-    algorithm: Any
-    prompts: Any
+    @property
+    def algorithm(self) -> Any:
+        """What the run trains with."""
+        ...
+
+    @property
+    def prompts(self) -> Any:
+        """The stream that it takes from."""
+        ...
 
     def find(self, step: int | None, *, stay: bool) -> FirstBad | None:
         """Find it."""

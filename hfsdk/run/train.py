@@ -32,7 +32,7 @@ from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.system import can_start_threads, exiting
 from hfsdk.diagnose.first_bad import FirstBadSearch
-from hfsdk.diagnose.step_recorder import RollingSnapshots
+from hfsdk.diagnose.step_recorder import RollingSnapshots, StepsAgain
 from hfsdk.engine.calls import messages as m
 from hfsdk.models.replays import REPLAYED, largest_gap
 from hfsdk.run.best import COLUMN, BestCheckpointTracker, KeepBest, best_tracker
@@ -182,10 +182,10 @@ def carry_out(parts: Parts, wanted: TrainConfig, shown: bool, *, aside: bool) ->
     control = RunControl()
     run = Run(control)
     if parts.runs.run is not None and isinstance(parts.runs.run._control.search, FirstBadSearch):
-        parts.runs.run._control.search.look_back.forget()
+        parts.runs.run._control.search.again.look_back.forget()
     look_back = RollingSnapshots(parts, 0 if parts.context.simulated else wanted.look_back, control.saving)
     if not parts.context.simulated:
-        control.search = FirstBadSearch(parts, algorithm, stream, control, look_back)
+        control.search = FirstBadSearch(StepsAgain(parts, algorithm, stream, look_back), control)
     smaller = ElasticFallback(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
     if smaller is not None:
         smaller.prepare()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hfsdk.core.checks import shown
 from hfsdk.core.errors import OptionError, PlacementError
@@ -16,8 +16,14 @@ from hfsdk.core.roles import DECLARED_BY, AdamW, RoleSpec, RolloutOptions
 from hfsdk.core.spec import ModelSpec
 from hfsdk.models import ActorModel, CostModel, CriticModel, ModelHandle, ReferenceModel, RewardModel
 from hfsdk.models.handle import set_role
+from hfsdk.models.reward import RewardSum
 
 H = TypeVar("H", bound=ModelHandle)
+
+KINDS: Mapping[str, type[ModelHandle]] = {
+    cls.__name__: cls for cls in (ActorModel, CriticModel, ReferenceModel, RewardModel, CostModel, RewardSum)
+}
+"""The handles' classes by name."""
 
 NAME = re.compile(r"\w[\w.+-]*")
 
@@ -249,3 +255,29 @@ def _short(value: object) -> str:
     if Path(text).is_absolute():
         return Path(text).name
     return text if len(text) < 60 else text[:57] + "..."
+
+
+class KnownRole(NamedTuple):
+    """A role as a session has it."""
+
+    kind: str
+    """The class of its handle."""
+    declared: RoleSpec
+    live: RoleSpec
+    parts: tuple[str, ...] = ()
+    """Of a weighted sum."""
+    weights: tuple[float, ...] = ()
+
+
+def known_role(handle: ModelHandle, declared: RoleSpec) -> KnownRole:
+    """Return a role as another process can know it."""
+    if isinstance(handle, RewardSum):
+        return KnownRole(type(handle).__name__, declared, handle.role, tuple(p.name for p in handle.parts), handle.weights)
+    return KnownRole(type(handle).__name__, declared, handle.role)
+
+
+def sum_as_known(handle: ModelHandle, known: KnownRole, book: RoleBook) -> None:
+    """Give the handle of a weighted sum its parts, as far as they are here."""
+    if isinstance(handle, RewardSum):
+        parts = [book.find(part) for part in known.parts if part in book]
+        handle.parts, handle.weights = tuple(part for part in parts if isinstance(part, RewardModel)), known.weights

@@ -16,6 +16,7 @@ from hfsdk.core.history import History
 from hfsdk.core.runtime import Runtime
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.core.text import printable
+from hfsdk.diagnose.step_export import export_step
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.process.interrupts import held
 from hfsdk.kept.attach import DAY_S, KeptStart, attach_link, connect, leave, start_keeper
@@ -372,6 +373,7 @@ class Session(AttributeHints, PublicNames):
     evaluate = delegate(itself, evaluate)
     record = delegate(lambda parts: parts.log, HistoryLog.record)
     watch = delegate(lambda parts: parts.runs, CurrentRun.watch)
+    export_step = delegate(itself, export_step)
 
     @CompletableProperty
     def run(self) -> Run | None:

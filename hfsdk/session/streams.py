@@ -9,7 +9,7 @@ import hashlib
 import re
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, TypeGuard, cast
@@ -83,6 +83,9 @@ class RowStream(ABC):
         num_rows: rows of the data.
     """
 
+    _listener: Callable[[Batch], object] | None = None
+    """Is given every batch that ``next`` gives; ``None``: nobody is."""
+
     def __init__(self, num_rows: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.num_rows, self.position = num_rows, 0
         self.batch_size, self.seed, self._shuffle = batch_size, seed, shuffle
@@ -90,7 +93,7 @@ class RowStream(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without what is computed again."""
-        return {name: value for name, value in vars(self).items() if name != "_order"}
+        return {name: value for name, value in vars(self).items() if name not in ("_order", "_listener")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
@@ -124,6 +127,8 @@ class RowStream(ABC):
         """Return the next batch and advance."""
         batch = self[self.position]
         self.position += 1
+        if self._listener is not None:
+            self._listener(batch)
         return batch
 
     def __iter__(self) -> Iterator[Batch]:

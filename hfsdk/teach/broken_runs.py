@@ -20,7 +20,7 @@ from hfsdk.core.errors import HfsdkError, OptionError
 
 if TYPE_CHECKING:
     from hfsdk.core.batch import Batch
-    from hfsdk.session import Session
+    from hfsdk.session.session import Session
 
 OPENINGS = ("the film is a", "a warm and funny", "it never quite", "one of the best", "the plot is thin but", "too long and too",
             "i laughed and i", "the actors are")  # fmt: skip

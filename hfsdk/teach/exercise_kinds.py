@@ -185,7 +185,7 @@ class StepCode:
 
 def calls_of_step(algorithm: Any) -> list[str]:
     """Run one step of an algorithm, or of a class of them, on a virtual clock; return the calls of models in their order."""
-    from hfsdk.session import Session
+    from hfsdk.session.session import Session
 
     with Session.simulated("1x2 A100-80GB") as session:
         actor = session.actor("tiny")

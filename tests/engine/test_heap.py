@@ -28,12 +28,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 GIVEN_BACK = """
 import psutil, torch
-from hfsdk.engine.process import heap
+from hfsdk.engine.process import malloc_settings
 held = [torch.ones(1 << 20) for _ in range(100)]
 last = torch.ones(1)
 full = psutil.Process().memory_info().rss
 del held
-heap.give_back()
+malloc_settings.give_back()
 print(full - psutil.Process().memory_info().rss)
 """
 

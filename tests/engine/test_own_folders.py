@@ -17,8 +17,8 @@ from hfsdk.engine.ray import access
 
 MAKER = """
 import sys
-from hfsdk.engine.ray import own_folders
-print(own_folders.create("job", sys.argv[1]).path, flush=True)
+from hfsdk.engine.ray import access
+print(access.create("job", sys.argv[1]).path, flush=True)
 sys.stdin.read()
 """
 

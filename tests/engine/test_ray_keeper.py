@@ -9,10 +9,10 @@ pytest.importorskip("ray")
 
 START = """
 import sys, threading
-from hfsdk.engine.ray import ray_keeper
+from hfsdk.engine.ray import kept
 from hfsdk.kept.requests import About
-ray_keeper.START_S, ray_keeper.GIVE_UP_S = 0.5, 0.5
-process = ray_keeper.KeeperProcess(sys.argv[1], sys.argv[2], [])
+kept.START_S, kept.GIVE_UP_S = 0.5, 0.5
+process = kept.KeeperProcess(sys.argv[1], sys.argv[2], [])
 asking, asked = threading.Event(), process.ask
 def ask():
     asking.set()

@@ -12,8 +12,8 @@ from hfsdk.engine.ray import fork_server, fork_setup_worker
 
 DRAWS = """
 import os
-from hfsdk.engine.ray import worker_forks
-worker_forks._import_ray({})
+from hfsdk.engine.ray import fork_server
+fork_server._import_ray({})
 from ray._raylet import WorkerID
 for _ in range(3):
     if os.fork() == 0:

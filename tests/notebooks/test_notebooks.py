@@ -44,9 +44,9 @@ SHORTER = {
 
 START = """
 import ray
-from hfsdk.engine.ray import ray_start
+from hfsdk.engine.ray import start
 if not ray.is_initialized():
-    ray_start.start(8)
+    start.start(8)
 """
 
 

@@ -15,6 +15,7 @@ from expect import each, refuses, until
 from served import TOKEN, Served, all_of, attach, connected, framed, kept_session, kernels_line, prove
 
 import hfsdk as hf
+from hfsdk.kept.attach import package_version
 from hfsdk.kept.page_access import COOKIE_S, LINK_S, VISIT_S, PageAccess, PageRequest
 from hfsdk.kept.remote_session import page_link
 from hfsdk.kept.server import ServeOptions
@@ -94,7 +95,7 @@ def entered(port, link):
 def test_a_link_is_good_once_and_its_cookie_shows_the_pages(served, monkeypatch):
     shown = []
     monkeypatch.setattr(served.server._pages, "page", lambda name: shown.append(name) or (HTTPStatus.OK, f"<p>{name}</p>"))
-    link = page_link(f"hfsdk://127.0.0.1:{served.port}/exp7", TOKEN, hf.session.attach.package_version())
+    link = page_link(f"hfsdk://127.0.0.1:{served.port}/exp7", TOKEN, package_version())
     path = link.removeprefix(f"http://127.0.0.1:{served.port}")
     page, cookie = entered(served.port, path)
     status, text, headers = asked(served.port, page, Cookie=cookie)
@@ -243,5 +244,5 @@ def test_a_server_that_others_reach_shows_no_pages_without_a_certificate(monkeyp
     with kept_session(monkeypatch), Served(host="0.0.0.0") as server:
         assert asked(server.port, server.server.page_link())[0] == 403
         with refuses(hf.OptionError, "--certificate", "127.0.0.1"):
-            page_link(f"hfsdk://127.0.0.1:{server.port}", TOKEN, hf.session.attach.package_version())
+            page_link(f"hfsdk://127.0.0.1:{server.port}", TOKEN, package_version())
         attach(server.port).detach()

@@ -1,4 +1,4 @@
-"""The functions by which ``run.first_bad()`` asks the ranks of a role; each says what the worker's ``Probe`` says.
+"""The functions by which ``run.first_bad()`` and exported steps ask the ranks of a role; the worker's ``Probe`` answers.
 
 They travel by name, and load nothing here.
 """
@@ -16,6 +16,12 @@ def bad_weights(rank: Any) -> tuple[int, dict[str, float]]:
     """Return the optimizer steps done, and this rank's parameters that hold NaN or infinity, each with that."""
     found: tuple[int, dict[str, float]] = rank.probe.bad_weights()
     return found
+
+
+def weight_sums(rank: Any) -> tuple[int, dict[str, str]]:
+    """Return the optimizer steps done, and a checksum of every parameter that this rank has."""
+    sums: tuple[int, dict[str, str]] = rank.probe.weight_sums()
+    return sums
 
 
 def layer_outputs(rank: Any, rows: Table) -> tuple[int, list[tuple[str, float]]]:

@@ -5,6 +5,7 @@ Nothing changes: no optimizer step is taken, and gradients that a probe makes ar
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ class Probe:
         trainer = self._hosted.trainer
         found = {name: largest(parameter) for name, parameter in trainer.model.named_parameters()}
         return trainer.num_updates, {name: number for name, number in found.items() if not math.isfinite(number)}
+
+    def weight_sums(self) -> tuple[int, dict[str, str]]:
+        """Return the optimizer steps done, and a checksum of every parameter's bytes on this rank."""
+        trainer = self._hosted.trainer
+        return trainer.num_updates, {name: _checksum(parameter) for name, parameter in trainer.model.named_parameters()}
 
     def layer_outputs(self, rows: Table) -> tuple[int, list[Layer]]:
         """Pass rows, the same on every rank, through the model; return the pipeline stage and its modules in the order they end."""
@@ -162,3 +168,8 @@ def _hooked(module: torch.nn.Module, ended: Callable[[str, Any], None]) -> Itera
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _checksum(parameter: torch.Tensor) -> str:
+    content = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

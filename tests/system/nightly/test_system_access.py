@@ -19,7 +19,7 @@ STARTS = """
 import json, os, signal, sys, threading, time, warnings
 import psutil
 import hfsdk as hf
-from hfsdk.engine.ray import ray_start
+from hfsdk.engine.ray import start as ray_start
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 me, places = psutil.Process(), []
