@@ -347,8 +347,7 @@ class StepsAgain:
         """Take the step of a number again, with its calls recorded; what it fails with stands in the recording."""
         host = self.host
         host.context.counters.set(STEPS, number - 1)
-        host.client.send(m.NextStep(number))
-        with tape.running(), warnings.catch_warnings():
+        with host.client.in_step(host.client.begin_step(number)), tape.running(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it was said when the step was taken
             try:
                 step = self.algorithm.step(host.deployment.models, next(self.prompts))

@@ -164,9 +164,9 @@ class RemoteController:
             HfsdkError: what the controller answers with.
         """
         match message:
-            case m.Put(table=table) if self._keeper.near and table.nbytes > SMALL_BYTES:
+            case m.Put(table=table, step=step) if self._keeper.near and table.nbytes > SMALL_BYTES:
                 stored = stored_table("your data", table, ())
-                return self._ask(m.PutByReference(stored, self._keeper.put(table), table.nbytes))
+                return self._ask(m.PutByReference(stored, self._keeper.put(table), table.nbytes, step))
             case m.Fetch(columns=columns) if self._keeper.near:
                 return self._keeper.fetch(self._ask(m.Locate(columns)))
             case m.Release(call_ids=call_ids):

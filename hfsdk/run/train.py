@@ -408,9 +408,9 @@ def _one_step(
     parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
     places, counts = [(stream, stream.position) for stream in streams_of(algorithm, prompts)], parts.context.counters.all()
     started, finished = time.perf_counter(), False
-    parts.client.send(m.NextStep(number))
+    in_trace = parts.client.begin_step(number)
     try:
-        with _first_failure(), replaying(parts.context.simulated) as replayed:
+        with parts.client.in_step(in_trace), _first_failure(), replaying(parts.context.simulated) as replayed:
             step = algorithm.step(parts.deployment.models, next(prompts))
             if step is None:
                 raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
@@ -422,7 +422,7 @@ def _one_step(
                     row |= own_metric(metric, step.batch, row)
         if parts.context.simulated:
             parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
-        trace = control.calls.of_step(parts.traces.snapshot())
+        trace = control.calls.of_step(parts.traces[in_trace].snapshot())
         row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
         cluster, placement = parts.context.cluster, parts.deployment.placement
         used = {device for pool in (placement.pools if placement else ()) for device in pool.devices}
@@ -442,7 +442,7 @@ def _one_step(
         _stop_calls(parts, control)
         raise
     finally:  # the step counts, whatever comes of measuring what it led to
-        control.record.add(row, step, trace, parts.traces.step, _samples(step))
+        control.record.add(row, step, trace, in_trace, _samples(step))
         control.calls.own.clear()
         parts.log.record(row, algorithm, own, metrics)
     return row

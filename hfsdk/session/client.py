@@ -24,6 +24,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -61,6 +62,9 @@ CLOSED = (
 )
 
 T = TypeVar("T")
+
+_STEP: ContextVar[int | None] = ContextVar("step", default=None)
+"""The step that calls are started for, as its number in the trace."""
 
 
 class Sender(Protocol):
@@ -123,6 +127,20 @@ class ControllerClient:
         self.sources: dict[str, str] = {}
         self.tape: Tape | None = None
 
+    def begin_step(self, least: int) -> int:
+        """Begin a step, and return its number in the trace: ``least``, or more where the trace is further."""
+        number: int = self.send(m.BeginStep(least))
+        return number
+
+    @contextmanager
+    def in_step(self, number: int) -> Iterator[None]:
+        """Say of each call that is started in this context that it is of a step that has begun; others may be under way too."""
+        token = _STEP.set(number)
+        try:
+            yield
+        finally:
+            _STEP.reset(token)
+
     # -- sending
 
     @overload
@@ -183,7 +201,7 @@ class ControllerClient:
     def submit(self, message: m.Submit, *, waits: bool = False) -> Lease:
         """Start a call, marked with the user's line; wait for it in a waiting session. ``waits``: somebody does so next."""
         wait_s = SLICE_S if waits or self.wait_each else 0.0
-        message = replace(message, line=message.line or user_line(), wait_s=wait_s)
+        message = replace(message, line=message.line or user_line(), wait_s=wait_s, step=_STEP.get())
         tape = self.tape
         if tape is not None:
             tape.before(message)
@@ -310,7 +328,7 @@ class ControllerClient:
 
     def put(self, table: Table) -> Lease:
         """Store local columns in the cluster."""
-        call_id = self.send(m.Put(table))
+        call_id = self.send(m.Put(table, _STEP.get()))
         self._fetched.keep({name: ColumnRef(call_id, name) for name in table}, table)
         return self.lease(call_id)
 

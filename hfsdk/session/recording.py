@@ -183,7 +183,9 @@ class CallRecorder:
                 return self._fetch(columns)
             case q.Query():
                 return self._answer(message)
-            case m.Release() | m.Forget() | m.NextStep() | m.Cancel() | m.Declare() | m.Close():
+            case m.BeginStep(least=least):
+                return least
+            case m.Release() | m.Forget() | m.Cancel() | m.Declare() | m.Close():
                 return None
         raise SimulatedValueError(f"a step that is planned cannot answer {type(message).__name__}: nothing runs")
 

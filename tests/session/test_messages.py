@@ -34,7 +34,7 @@ def examples():
         m.Put(Table({"x": np.arange(3)})),
         submit, m.Wait((1, 2), 0.1), m.Fetch({"prompt": ref}),
         m.AskHostRoom(("actor",), unless_kept=True), m.Cancel((1,)), m.Release((1,)),
-        m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.NextStep(),
+        m.Logs("actor", 0), m.Recover("actor", "/folder", 3), m.Saved("actor"), m.BeginStep(),
         m.TakeSnapshot(("actor",)), m.Rewind((kept,), "branch 2"), m.Return((kept,), "main"), m.Forget((kept,)),
         m.AcknowledgeFailures(),
         m.AcknowledgeFailures((1, 2)), m.Close(),

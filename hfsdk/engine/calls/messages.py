@@ -58,6 +58,8 @@ class Put:
     """Store a local table. Reply: the id under which its columns are known."""
 
     table: Table
+    step: int | None = None
+    """As of :class:`Submit`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class PutByReference:
     content: Any
     """The runtime's reference to it, which another process owns."""
     num_bytes: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +93,8 @@ class Submit:
     """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
     wait_s: float = 0.0
     """How long the answer may wait for the call's end, where it has a way to go: whoever started it waits for that next."""
+    step: int | None = None
+    """The step that the call is of, as :class:`BeginStep` numbered it; ``None`` by hand, where phases say when one begins."""
 
     @classmethod
     def of(
@@ -165,11 +170,11 @@ class MarkRecorded:
 
 
 @dataclass(frozen=True)
-class NextStep:
-    """The next call is of another step, if something was learned in this one; a generation after learning says so by itself."""
+class BeginStep:
+    """Begin a step: the calls that carry its number are of it, whatever else runs. Reply: its number in the trace."""
 
     least: int = 0
-    """The number of that step is this one, unless the trace is further."""
+    """The number is this one, unless the trace is further."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +288,7 @@ Message = (
     | Cancel
     | Release
     | Logs
-    | NextStep
+    | BeginStep
     | AwaitLoads
     | MarkRecorded
     | Recover

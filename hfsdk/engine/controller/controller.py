@@ -90,7 +90,7 @@ class Controller:
             m.Declare: self._declare, m.Remove: self._remove, m.PlaceRoles: self._place, m.Put: self._put, m.Submit: self._submit,
             m.PutByReference: self._put_away, m.Locate: self._locate,
             m.Wait: self._wait, m.Fetch: self._fetch, m.Cancel: self._cancel, m.Release: self._release, m.Logs: self._logs,
-            m.NextStep: lambda message: self._steps.end(message.least), m.Recover: self._homes.recover, m.Saved: self._saved,
+            m.BeginStep: self._begin_step, m.Recover: self._homes.recover, m.Saved: self._saved,
             m.Close: self._close, m.AskHostRoom: self._host_room, m.TakeSnapshot: self._snapshot, m.Rewind: self._rewind,
             m.Return: self._return, m.Forget: self._forget, m.AcknowledgeFailures: self._overlook, m.TraceNote: self._note,
             m.AwaitLoads: lambda message: self._homes.await_loads(message.role), m.MarkRecorded: self._in_row,
@@ -255,15 +255,19 @@ class Controller:
                     raise ColumnError(f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again")
             sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
             self._keeping.check_fresh(message, sources)
-            self._steps.note(message.phase)
+            step = self._steps.of_call(message.phase, message.step)
             if role is not None and message.kind.changes_weights:
                 role.changes += 1
-            sync = self._syncs.sync(role, shadow, message.phase) if role is not None and shadow is not None else None
-            record = CallRecord(self._make_call(message), message, sync=sync)
+            sync = self._syncs.sync(role, shadow, message.phase, step) if role is not None and shadow is not None else None
+            record = CallRecord(self._make_call(message, step), message, sync=sync)
             record.source = source_of(message)
             self._keeping.stamp(record, role, sources)
             self._enqueue(record, lane)
         return record.call.id
+
+    def _begin_step(self, message: m.BeginStep) -> int:
+        with self._lock:
+            return self._steps.begin(message.least)
 
     def _in_row(self, message: m.MarkRecorded) -> None:
         with self._lock:
@@ -277,25 +281,25 @@ class Controller:
             record.after = self._homes.before(pool)
         self._lane(lane).put(record)
 
-    def _make_call(self, message: m.Submit) -> Call:
+    def _make_call(self, message: m.Submit, step: int) -> Call:
         self._next_id += 1
         return Call(
             id=self._next_id, role=message.role, method=message.method, phase=message.phase,
             reads=tuple(message.inputs), read_from=tuple(ref.call_id for ref in message.inputs.values()), writes=message.writes,
             inputs=tuple(dict.fromkeys(ref.call_id for ref in message.inputs.values())),
-            protocol=message.protocol.name if message.protocol else "", num_rows=message.num_rows, step=self._steps.number,
+            protocol=message.protocol.name if message.protocol else "", num_rows=message.num_rows, step=step,
             line=message.line, function=message.function,
         )  # fmt: skip
 
     def _put(self, message: m.Put) -> int:
         described = stored_table("your data", message.table, ())  # what cannot travel is told by its column's name
-        return self._keep(replace(described, parts=(self._runtime.put(message.table),)))
+        return self._keep(replace(described, parts=(self._runtime.put(message.table),)), message.step)
 
     def _put_away(self, message: m.PutByReference) -> int:
         part = self._runtime.adopt(message.content, message.stored.num_rows, message.num_bytes)
-        return self._keep(replace(message.stored, parts=(part,)))
+        return self._keep(replace(message.stored, parts=(part,)), message.step)
 
-    def _keep(self, stored: Stored) -> int:
+    def _keep(self, stored: Stored, step: int | None) -> int:
         """Know a stored table by a call of its own, which is over."""
         with self._lock:
             self._next_id += 1
@@ -305,7 +309,7 @@ class Controller:
                 method=PUT.name,
                 writes=tuple(stored.columns),
                 num_rows=stored.num_rows,
-                step=self._steps.number,
+                step=self._steps.number if step is None else step,
             )
             record = CallRecord(call, None, stored=stored)
             record.end("done")

@@ -584,42 +584,41 @@ def _ranges(runs: Sequence[tuple[int, int]]) -> str:
 
 
 class Steps:
-    """Counts steps: a generation after learning begins the next one, and so does the first call after :meth:`end`.
+    """Numbers steps.
+
+    A loop begins each of its steps and says of every call which it is of, so that several may be under way at once. Calls by hand
+    say nothing: a generation after learning begins the next step.
 
     Attributes:
-        number: of the current step.
+        number: of the step that began last.
     """
 
     def __init__(self, begun: Callable[[int], None]) -> None:
         self.number = 0
         self._begun = begun
         self._learned = False
-        """Whether something was learned since the last generation."""
-        self._ended = False
+        """Whether something was learned in the step that began last."""
 
     @property
     def upcoming(self) -> int:
         """The number that a step has which begins now."""
         return self.number + self._learned
 
-    def end(self, least: int = 0) -> None:
-        """The next call is of another step, if something was learned in this one; its number is at least ``least``."""
-        self._ended = True
-        if self.number < least:
-            self._begin(least)
-            self._learned = False
+    def begin(self, least: int) -> int:
+        """Begin a step, and return its number: that of one in which nothing was learned yet goes on."""
+        number = max(self.upcoming, least)
+        if number > self.number:
+            self.number, self._learned = number, False
+            self._begun(number)
+        return number
 
-    def note(self, phase: str) -> None:
-        """A call of a phase is submitted."""
-        if phase == "generation" or (self._ended and phase in ("preparation", "learning")):
-            if self._learned:
-                self._begin(self.number + 1)
-            self._learned = self._ended = False
-        self._learned = self._learned or phase == "learning"
-
-    def _begin(self, number: int) -> None:
-        self.number = number
-        self._begun(number)
+    def of_call(self, phase: str, step: int | None) -> int:
+        """Return the step of a call of a phase; ``step``: the one that it says it is of."""
+        if step is None and phase == "generation":
+            self.begin(0)
+        number = self.number if step is None else step
+        self._learned = self._learned or (phase == "learning" and number == self.number)
+        return number
 
 
 # Which weights a call saw, and which of them today's weights descend from.

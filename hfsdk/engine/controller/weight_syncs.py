@@ -29,7 +29,7 @@ class WeightSyncs:
         runtime: carries calls out.
         homes: which role lives where.
         closing: whether the controller is closed.
-        make_call: gives a message its number.
+        make_call: gives a message of a step its number.
         enqueue: puts a call on a lane.
     """
 
@@ -38,7 +38,7 @@ class WeightSyncs:
         runtime: Runtime,
         homes: RolePlacer,
         closing: ShutdownFlag,
-        make_call: Callable[[m.Submit], Call],
+        make_call: Callable[[m.Submit, int], Call],
         enqueue: Callable[[CallRecord, str], None],
     ) -> None:
         self._runtime, self._homes, self._closing = runtime, homes, closing
@@ -49,15 +49,18 @@ class WeightSyncs:
         ending = message.kind.shadow
         return self._homes.roles.get(f"{message.role}.{ending}") if ending else None
 
-    def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str) -> WeightSync:
-        """Have the weights as they are at this point of the submission order; asked for once, however many calls use them."""
+    def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str, step: int) -> WeightSync:
+        """Have the weights as they are at this point of the submission order; asked for once, however many calls use them.
+
+        The phase and the step are those of the first call that uses them.
+        """
         last = role.sync
         if last is not None and last.version == role.changes and last.usable(shadow):
             return last
         assert self._homes.placement is not None
         name = role.spec.name
         request = m.Submit(name, EXPORT_WEIGHTS.name, phase, {}, (), 0, ONE_TO_ALL, ToShadow(shadow=shadow.spec), result="all")
-        record = CallRecord(self._make_call(request), request)
+        record = CallRecord(self._make_call(request, step), request)
         role.sync = record.sync = sync = WeightSync(role.changes, record, shadow.spec)
         giver, taker = self._homes.placement.pool_of(name), self._homes.placement.pool_of(shadow.spec.name)
         if self._runtime.goes_direct(giver, taker):
