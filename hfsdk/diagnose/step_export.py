@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from hfsdk.core.batch import Batch
-from hfsdk.core.checks import Index, checked
+from hfsdk.core.checks import Index
 from hfsdk.core.errors import CheckpointError, OptionError
 from hfsdk.core.files import as_path, write_file
 from hfsdk.core.functions import users_by_value
@@ -90,28 +90,8 @@ class ExportedStep:
     machine: str
 
 
-@checked
-def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:  # noqa: D417
-    """Write one step of the last run into a folder, with all that it read, so that :func:`hf.replay <hfsdk.replay>` does it again.
-
-    The state before the step (weights, optimizer, counters of seeds), the rows that it drew, the algorithm and the functions by
-    value, versions, and what every call wrote and returned. The step is taken again from a snapshot of the run's own
-    (``session.train(look_back=...)``) to be recorded; then the session is where it was. What your functions keep between calls is
-    exported as it is now.
-
-    Args:
-        step: a step of the run; the one that failed, too.
-        folder: where to write it; a folder that is new or empty. It holds your functions and the step's rows of data.
-
-    Returns:
-        The folder.
-
-    Raises:
-        OptionError: there is no run here to take a step of again, it has no such step or no snapshot from before it, a step is
-            under way, or something of the algorithm cannot be copied.
-        CheckpointError: the folder cannot be written, or has something in it.
-        CallError: a call fails that did not in the run.
-    """
+def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:
+    """Carry out ``session.export_step``; its text says what the arguments are."""
     parts.client.check_open()
     parts.runs.check_between_steps("export_step")
     again = _again_of(parts, step)

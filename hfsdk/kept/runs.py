@@ -165,21 +165,21 @@ class RemoteRuns:
             self._step = (done, packed)
         return self._step[1]
 
-    def train(self, wanted: TrainConfig, shown: bool) -> Run:
+    def train(self, config: TrainConfig, shown: bool) -> Run:
         """Start a run beside the controller; wait for it where that is wanted. For the rest see ``session.train``."""
         parts = self._parts
-        wanted.check(parts)
-        stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(wanted.algorithm, DPO))
-        for held in streams_of(wanted.algorithm, stream):
+        config.validate(parts.deployment.models)
+        stream = parts.sources.stream_of(config.prompts, pairs=isinstance(config.algorithm, DPO))
+        for held in streams_of(config.algorithm, stream):
             parts.places.adopt(held)
-        packed = pack(parts, wanted.from_anywhere().of(stream))
+        packed = pack(parts, config.from_anywhere().of(stream))
         with interrupts_held(lambda: None) as interrupts:
             line = user_line()
             self._link.ask_and_hear(lambda: k.Train(self._link.turn, packed, line, self._link.news()))
             run, control = parts.runs.run, self.control
             if run is None or control is None:
                 raise OptionError("the run was started, and nothing was told of it; session.watch() looks at it")
-            if wanted.wait:
+            if config.wait:
                 self._attend(run, control, interrupts, shown)
             elif shown:
                 watcher_of(run)

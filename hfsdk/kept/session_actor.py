@@ -292,9 +292,13 @@ class SessionActor:
 
     def _save_or_load(self, asked: k.SaveOrLoad) -> str:
         saves = self._at_home(asked.turn, asked.news).parts.saves
-        found = saves.save(asked.folder, keep=asked.keep) if asked.what == "save" else saves.load(asked.folder)
+        folder: Any = asked.folder
+        if asked.what == "save":
+            folder = saves.save(asked.folder, keep=asked.keep)
+        else:
+            saves.load(asked.folder)
         self.flush()
-        return str(found or asked.folder)
+        return str(folder)
 
     def _texts(self, asked: k.Tokenise) -> Any:
         return text_of(asked.folder, asked.what, asked.value, self._tokenizer)
@@ -306,9 +310,9 @@ class SessionActor:
     def _train(self, train: k.Train) -> int:
         home = self._at_home(train.turn, train.news)
         with calls_of(train.line):
-            wanted = unpack(home.parts, train.packed)
-            home.adopt_streams(wanted)
-            carry_out(home.parts, wanted, False, aside=True)
+            config = unpack(home.parts, train.packed)
+            home.adopt_streams(config)
+            carry_out(home.parts, config, False, aside=True)
         self.flush()
         return home.parts.runs.number
 
@@ -433,9 +437,9 @@ class BackgroundSession:
         run = self.parts.runs.run
         return run is not None and run.running and not run.paused
 
-    def adopt_streams(self, wanted: TrainConfig) -> None:
+    def adopt_streams(self, config: TrainConfig) -> None:
         """Know the streams that a run takes from, so that their places are told."""
-        for held in streams_of(wanted.algorithm, wanted.prompts):
+        for held in streams_of(config.algorithm, config.prompts):
             self.parts.places.adopt(held)
 
     def nobody_waits(self) -> None:

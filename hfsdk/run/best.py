@@ -26,7 +26,7 @@ import numpy as np
 
 from hfsdk.algorithms.choices import Copies
 from hfsdk.algorithms.pass_rate import pass_rates
-from hfsdk.core.checks import Count, Index, NonNegative, check_fields, checked, shown
+from hfsdk.core.checks import Count, Index, NonNegative, check_fields, shown
 from hfsdk.core.errors import CallError, CheckpointError, OptionError, SimulatedValueError
 from hfsdk.core.field_texts import documented
 from hfsdk.core.store import AnyPath, StorePath
@@ -207,8 +207,7 @@ def _within(folder: str | Path, root: AnyPath) -> bool:
 # ``evaluate``: generate and score without training.
 
 
-@checked
-def evaluate(  # noqa: D417
+def evaluate(
     parts: Parts,
     prompts: Any,
     *,
@@ -222,30 +221,7 @@ def evaluate(  # noqa: D417
     pass_at: Sequence[Copies] = (),
     pass_score: float = 0.5,
 ) -> pd.DataFrame:
-    """Generate for the first ``num_prompts`` of a stream and score the responses; nothing is trained, nothing advances.
-
-    Args:
-        prompts: a stream from :meth:`prompts` (best of held-out data), or data as that takes them, in their order.
-        reward: by default the session's.
-        num_prompts: at most as many as there are.
-        max_new_tokens: longest response, in tokens.
-        temperature: of sampling.
-        seed: of sampling; by default the session's.
-        num_samples: samples kept in ``frame.attrs["samples"]``.
-        n: responses per prompt.
-        pass_at: each k of which pass@k is to be told, the chance that one of k responses passes; at most ``n``.
-        pass_score: the score from which on a response passes.
-
-    Returns:
-        One row: num_prompts, score_mean, score_std, score_stderr, response_tokens_mean, eos_rate, policy_version,
-        ``pass_at_<k>`` (arXiv 2107.03374, eq. 1: the mean over the prompts that have k scored responses) and, where the session
-        has a reference, kl_mean (per sequence, nats, k1). Scores are those of the samples that the reward scored; where it did not
-        score some, ``not_scored`` is how many. ``score_stderr`` is over prompts: responses to one are no independent measurements.
-
-    Raises:
-        OptionError: ``prompts`` are pairs or demonstrations, or a k is more than ``n``.
-        SimulatedValueError: the session is simulated and has no scores.
-    """
+    """Carry out ``session.evaluate``; its text says what the arguments are."""
     import pandas as pd
 
     if isinstance(prompts, RowStream) and not isinstance(prompts, PromptStream):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hfsdk.algorithms import DPO
-from hfsdk.core.checks import Count, checked, shown
+from hfsdk.core.checks import Count, shown
 from hfsdk.core.errors import OptionError
 from hfsdk.core.experiment import Experiment, read_baseline
 from hfsdk.core.rows import Row
@@ -20,6 +20,7 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.run.notebook import wants_progress
 from hfsdk.run.run import ComparedRun, options_of
 from hfsdk.run.train import train
+from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.client import uninterrupted
 from hfsdk.session.parts import Parts
@@ -38,8 +39,7 @@ GO_ON = "the same call with resume=True keeps them and runs the others"
 """What to do about a comparison that ended early."""
 
 
-@checked
-def compare(  # noqa: D417
+def compare(
     parts: Parts,
     algorithms: Algorithms,
     prompts: Any,
@@ -52,34 +52,7 @@ def compare(  # noqa: D417
     resume: bool = False,
     progress: bool | None = None,
 ) -> Experiment:
-    """Run each algorithm with each seed from the same point, and go back to where the session was.
-
-    Every run is a branch of :attr:`history`. Seeded means repeatable: the same call gives the same scores, bit for bit.
-
-    An interrupt ends it after the running step (a second one at once) and returns the experiment with the runs that are finished:
-    ``experiment.partial`` is true and ``experiment.unfinished`` lists the others. The run under way does not count.
-
-    Args:
-        algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
-        prompts: from :meth:`prompts`, or data as :meth:`train` takes them; each run begins at the same place.
-        steps: of each run.
-        seeds: of sampling and shuffling, in place of the session's.
-        snapshot: where to start; by default here.
-        baseline: a JSON file with earlier final scores, by which these are judged (``experiment.ok``).
-        save_baseline: write that file from these scores instead.
-        resume: whether to keep the runs that the session's last ``compare`` finished from this point, of algorithms of equal
-            options with equal ``steps``, and run the others only.
-        progress: whether to draw a bar, with the time that is left; by default in a notebook and in a terminal.
-
-    Returns:
-        The experiment: one DataFrame, one picture, one verdict.
-
-    Raises:
-        OptionError: an option is out of its range; there is no baseline, or it is of other steps or options.
-        PlacementError: the session lacks roles that an algorithm uses; names all of them, before anything is loaded.
-        CallError: a call failed; the session is where it was, and ``resume=True`` keeps what was finished.
-        KeyboardInterrupt: an interrupt, before any run was finished.
-    """
+    """Carry out ``session.compare``; its text says what the arguments are."""
     named = _named(algorithms)
     for algorithm in named.values():
         check_roles(algorithm, parts.deployment.models)
@@ -197,7 +170,8 @@ class _Comparison:
             bar.step(row)
             return parts.runs.pause_asked
 
-        run = train(parts, algorithm, self.prompts, steps=self.steps, progress=False, stop=stop, look_back=0)
+        config = TrainConfig(algorithm=algorithm, prompts=self.prompts, steps=self.steps, stop=stop, look_back=0)
+        run = train(parts, config, progress=False)
         if len(run.rows) < self.steps:
             return False
         rows = [_row(name, seed, row) for row in run.rows]

@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hfsdk.core.checks import check_options
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.errors import HfsdkError, LostColumnError, OptionError, PlacementError, WorkerDiedError
 from hfsdk.core.methods import RESTORE as RESTORED
@@ -34,33 +33,14 @@ from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import check_fits
 from hfsdk.run.best import BestCheckpointTracker
 from hfsdk.run.run import Resized, Restored, RunControl
+from hfsdk.run.train_config import RESTORE, TrainConfig
 from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.parts import Parts
 from hfsdk.session.role_specs import placed, with_layouts
 from hfsdk.session.streams import RowStream
 
-RAISE, RESTORE = "raise", "restore"
-
 MOST_CHARACTERS = 160
 """Of an error that is told; the whole of it is in the trace."""
-
-
-def check_on_death(on_death: str, save_every: int, *, shrink: bool = False) -> None:
-    """Refuse what cannot be gone on with.
-
-    Raises:
-        OptionError: there is no such way, nothing would be saved, or nothing would shrink.
-    """
-    check_options("train", shrink=(shrink, bool))
-    if on_death not in (RAISE, RESTORE):
-        raise OptionError(f'on_death is "{RAISE}" or "{RESTORE}"; got {on_death!r}')
-    if on_death == RESTORE and not save_every:
-        raise OptionError(
-            'on_death="restore" goes on from the last save, and this run makes none: give it a folder and say how many steps a '
-            'death may cost, e.g. folder="checkpoint", save_every=10'
-        )
-    if shrink and on_death != RESTORE:
-        raise OptionError('shrink=True says where a run goes on after a node\'s death; it needs on_death="restore"')
 
 
 def is_death(error: BaseException) -> bool:
@@ -195,12 +175,12 @@ class AutoRestore:
 
 
 def restorer(
-    parts: Parts, control: RunControl, best: BestCheckpointTracker | None, on_death: str, most: int,
-    saving: tuple[int, str | Path, int], smaller: ElasticFallback | None,
-) -> AutoRestore | None:  # fmt: skip
+    parts: Parts, control: RunControl, best: BestCheckpointTracker | None, config: TrainConfig, smaller: ElasticFallback | None
+) -> AutoRestore | None:
     """Return what a run goes on by after a death, if that was asked for."""
-    _, folder, keep = saving
-    return AutoRestore(parts, control, best, most, folder, keep, smaller) if on_death == RESTORE else None
+    if config.on_death != RESTORE or config.folder is None:
+        return None
+    return AutoRestore(parts, control, best, config.max_restores, config.folder, config.keep, smaller)
 
 
 # ``ElasticFallback``: where a run goes on when a node has left the cluster; planned for every node before the run begins.

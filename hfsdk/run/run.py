@@ -286,8 +286,8 @@ class Run(AttributeHints):
 class Elsewhere(Protocol):
     """Trains in another process."""
 
-    def train(self, wanted: Any, shown: bool) -> Run:
-        """Train as is wanted; ``shown``: with progress."""
+    def train(self, config: Any, shown: bool) -> Run:
+        """Train as the config says; ``shown``: with progress."""
         ...
 
 
@@ -339,11 +339,7 @@ class CurrentRun:
             )
 
     def watch(self) -> Run:
-        """Return the last run of :meth:`train`; as the last line of a cell it is drawn, live while it goes on.
-
-        Raises:
-            OptionError: nothing was trained in this session yet.
-        """
+        """Carry out ``session.watch``; its text says what the arguments are."""
         if self.run is None:
             raise OptionError("there is no run to watch; session.train(hf.PPO(), prompts, steps=50, wait=False) starts one")
         return self.run

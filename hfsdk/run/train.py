@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hfsdk.algorithms import DPO
 from hfsdk.algorithms.invariants import CHECK, WARNED, warn
 from hfsdk.core.batch import Batch
-from hfsdk.core.checks import Count, Index, checked
 from hfsdk.core.errors import (
     ColumnError,
     DependencyError,
@@ -35,167 +33,51 @@ from hfsdk.diagnose.first_bad import FirstBadSearch
 from hfsdk.diagnose.step_recorder import RollingSnapshots, StepsAgain
 from hfsdk.engine.calls import messages as m
 from hfsdk.models.replays import REPLAYED, largest_gap
-from hfsdk.run.best import COLUMN, BestCheckpointTracker, KeepBest, best_tracker
+from hfsdk.run.best import COLUMN, BestCheckpointTracker, best_tracker
 from hfsdk.run.health import Health
 from hfsdk.run.metric_outliers import Jumps
 from hfsdk.run.notebook import Watcher, wants_progress, watcher_of
-from hfsdk.run.recovery import RAISE, AutoRestore, ElasticFallback, restorer
+from hfsdk.run.recovery import AutoRestore, ElasticFallback, restorer
 from hfsdk.run.run import NUM_SAMPLES, Bar, Run, RunControl, progress_bar, resources
 from hfsdk.run.trackers import Tracker, Tracking, start, trackers
 from hfsdk.run.train_config import TrainConfig
-from hfsdk.session.algorithm import Algorithm
 from hfsdk.session.client import calls_of, user_line
 from hfsdk.session.context import STEPS, Context
 from hfsdk.session.parts import Parts
-from hfsdk.session.streams import PromptStream, RowStream, streams_of
+from hfsdk.session.streams import RowStream, streams_of
 from hfsdk.state.history import ORDER
 
 LEAVE_S = 5.0
 """How long the end of the interpreter waits for a call of a run that goes on."""
 
 
-@checked
-def train(  # noqa: D417
-    parts: Parts,
-    algorithm: Algorithm,
-    prompts: Any,
-    *,
-    steps: Count,
-    metrics: Sequence[Callable[[Batch], Mapping[str, float] | float]] = (),
-    stop: Callable[[dict[str, Any]], bool] | None = None,
-    save_every: Index = 0,
-    folder: str | Path | None = None,
-    keep: Count = 1,
-    resume: str | Path | None = None,
-    keep_best: KeepBest | PromptStream | None = None,
-    track: str | Tracker | Sequence[str | Tracker] = (),
-    on_death: str = RAISE,
-    max_restores: Count = 3,
-    shrink: bool = False,
-    check: str | None = "light",
-    look_back: Index = 2,
-    progress: bool | None = None,
-    wait: bool = True,
-) -> Run:
-    """Run ``steps`` steps of an algorithm: ``algorithm.step(session.models, next(prompts))``, with its metrics.
-
-    The first interrupt pauses after the running step and returns the run so far (``run.paused``); the second cancels the
-    running call and raises; a third detaches. A step that did not finish gives its prompts back.
-
-    Args:
-        algorithm: e.g. ``hf.PPO(clip=0.2)``.
-        prompts: from :meth:`prompts`; for `DPO` pairs from :meth:`pairs`. Or data as these take them, e.g. a list of texts, in
-            batches of 32; the same data given again goes on where it was.
-        steps: steps to run now.
-        metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
-        stop: called with each step's row of metrics; true ends the run.
-        save_every: save to ``folder`` after every so many steps; 0 is never.
-        folder: where to save, a path or an address. A save there of another process that this one has not loaded is replaced; a
-            notice says so first.
-        keep: how many of these saves the folder holds, as in :meth:`save`.
-        resume: a folder written by ``save``: everything goes on from there, the place in ``prompts`` included.
-        keep_best: held-out prompts: of all the run goes through, its start included, the checkpoint whose responses to them score
-            best is kept in ``folder/best`` (``run.best``). How often and how it is measured: :class:`hf.KeepBest
-            <hfsdk.run.best.KeepBest>`.
-        track: where every step is kept as well: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, one with options, e.g.
-            ``hf.TensorBoard("logs")``, or several; see :mod:`hfsdk.run.trackers`.
-        on_death: what a worker that dies does to the run: ``"raise"`` ends it; ``"restore"`` goes on from the last save in
-            ``folder``, with the same prompts, seeds and so numbers as without the death (``run.restores``). It needs
-            ``save_every``, and saves the start too. What your functions keep between calls is not part of a save.
-        max_restores: deaths that a run goes on after; one more ends it.
-        shrink: with ``on_death="restore"``: whether the run may go on over fewer devices where a node has left the cluster. That is
-            planned for every node before the run begins, and told; when it, or another node like it, is there again, the roles move
-            back after the running step (``run.resized``). The samples are those of the undisturbed run, but for the rounding of
-            sums over other ranks.
-        check: what is checked in every step. ``"light"``: what must hold before anything is updated (ratio 1, nothing clipped,
-            trainer and rollout apart by rounding alone); ``"full"``: besides, some rows of each generation are replayed through the
-            trainer at once (``replay_gap_max``, in nats; a forward pass of 8 rows); ``None``: none of it. What does not hold is an
-            `InvariantWarning`. That weights arrive as they left is proven whatever this says (``actor.last_reshard.verified``).
-        look_back: how many snapshots of itself the run keeps, the newest, for ``run.first_bad()``; 0 takes none. Each is a copy of
-            the trained roles in the workers' host memory; none is taken that a node has less than four times as much free for. The
-            first is taken before the first step, others when 4 % of the steps' time pays for them. The next run lets them go.
-        progress: whether to draw the dashboard (in a notebook) or a bar (in a terminal); by default in both.
-        wait: whether to return when the steps are done. Otherwise they run in a thread, the run returns at once, and
-            ``run.pause()``, ``run.step()``, ``run.resume()``, ``run.stop()`` and ``run.wait()`` steer it.
-
-    Returns:
-        The run; ``run.history`` has one row per step: the algorithm's metrics, your own, and what the step took: seconds,
-        tokens_per_s (generated), busy_share (mean of the devices), memory_bytes (fullest device), cost; after some steps
-        held_out_score (``keep_best``). What the numbers say is wrong, with what to do, is a warning and in ``run.warnings``; a
-        number that jumps is too.
-
-    Raises:
-        OptionError: an option is out of its range, or a tracker's package is not installed.
-        PlacementError: the session lacks roles that the algorithm uses; names all, before anything is loaded. With ``shrink``:
-            without one of the nodes the roles fit nowhere.
-        CheckpointError: ``resume`` is not a checkpoint of these roles, or the saves would not fit on the disk.
-        CallError: a call failed; a `WorkerDiedError`, that a worker died once more than the run may go on after; a
-            `NonFiniteLossError`, that a loss, gradient or KL is NaN or infinite: ``session.run.first_bad()`` finds out why.
-    """
+def train(parts: Parts, config: TrainConfig, *, progress: bool | None = None) -> Run:
+    """Carry out ``session.train``: here, or beside the controller that keeps the session."""
     shown = wants_progress() if progress is None else progress
-    wanted = TrainConfig(
-        algorithm,
-        prompts,
-        steps,
-        metrics,
-        stop,
-        save_every,
-        folder,
-        keep,
-        resume,
-        keep_best,
-        track,
-        on_death,
-        max_restores,
-        shrink,
-        look_back,
-        wait,
-        check,
-    )
     parts.client.check_open()
     if parts.runs.elsewhere is not None:
-        return parts.runs.elsewhere.train(wanted, shown)
-    return carry_out(parts, wanted, shown, aside=not wait)
+        return parts.runs.elsewhere.train(config, shown)
+    return carry_out(parts, config, shown, aside=not config.wait)
 
 
-def carry_out(parts: Parts, wanted: TrainConfig, shown: bool, *, aside: bool) -> Run:
-    """Train in this process; ``aside``: on a thread of its own. For the rest see :func:`train`."""
-    algorithm, steps, folder, save_every = wanted.algorithm, wanted.steps, wanted.folder, wanted.save_every
-    wanted.check(parts)
-    if aside and not can_start_threads():
-        raise OptionError(
-            "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
-        )
-    if folder is not None:
-        parts.saves.check_space(folder, steps // save_every if save_every else 0, wanted.keep)
-    chosen = trackers(wanted.track)
-    if parts.runs.run is not None and parts.runs.run.running:
-        raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
-    best = best_tracker(parts, wanted.keep_best, algorithm, folder, wanted.resume)
-    if wanted.resume is not None:
-        parts.saves.load(wanted.resume)
-    if folder is not None and save_every:
-        parts.saves.tell_of_anothers(folder)
-    stream = parts.sources.stream_of(wanted.prompts, pairs=isinstance(algorithm, DPO))
-    parts.saves.tell_of_place(wanted.resume, stream)
-    saving = (save_every, folder, wanted.keep) if save_every and folder is not None else (0, "", 1)
+def carry_out(parts: Parts, config: TrainConfig, shown: bool, *, aside: bool) -> Run:
+    """Train in this process; ``aside``: on a thread of its own. For the rest see :meth:`hfsdk.Session.train`."""
+    stream, best, chosen = _checked(parts, config, aside=aside)
     control = RunControl()
     run = Run(control)
     if parts.runs.run is not None and isinstance(parts.runs.run._control.search, FirstBadSearch):
         parts.runs.run._control.search.again.look_back.forget()
-    look_back = RollingSnapshots(parts, 0 if parts.context.simulated else wanted.look_back, control.saving)
+    look_back = RollingSnapshots(parts, 0 if parts.context.simulated else config.look_back, control.saving)
     if not parts.context.simulated:
-        control.search = FirstBadSearch(StepsAgain(parts, algorithm, stream, look_back), control)
-    smaller = ElasticFallback(parts, algorithm, stream) if wanted.shrink and not parts.context.simulated else None
+        control.search = FirstBadSearch(StepsAgain(parts, config.algorithm, stream, look_back), control)
+    smaller = ElasticFallback(parts, config.algorithm, stream) if config.shrink and not parts.context.simulated else None
     if smaller is not None:
         smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        after_death = restorer(parts, control, best, wanted.on_death, wanted.max_restores, saving, smaller)
-        loop = _Loop(
-            parts, algorithm, stream, wanted.metrics, wanted.stop, saving, best, after_death, look_back, control, run, wanted.level
-        )  # fmt: skip
+        after_death = restorer(parts, control, best, config, smaller)
+        loop = _Loop(parts, config, stream, best, after_death, look_back, control, run)
         try:
-            loop.begin(start(parts, algorithm, stream, steps, chosen), steps, not wanted.wait, shown)
+            loop.begin(start(parts, config.algorithm, stream, config.steps, chosen), shown)
             interrupts.answer()
             if aside:
                 loop.go_in_background(user_line())
@@ -207,6 +89,33 @@ def carry_out(parts: Parts, wanted: TrainConfig, shown: bool, *, aside: bool) ->
         if not aside:
             loop.attend(shown, interrupts)
     return run
+
+
+_Checked = tuple[RowStream, BestCheckpointTracker | None, Sequence[Tracker]]
+"""The prompts, what keeps the best checkpoint, and who keeps every step as well."""
+
+
+def _checked(parts: Parts, config: TrainConfig, *, aside: bool) -> _Checked:
+    """Refuse what cannot be run before anything is changed, load what the run goes on from, and return its prompts."""
+    folder = config.folder
+    config.validate(parts.deployment.models)
+    if aside and not can_start_threads():
+        raise OptionError(
+            "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
+        )
+    if folder is not None:
+        parts.saves.check_space(folder, config.steps // config.save_every if config.save_every else 0, config.keep)
+    chosen = trackers(config.track)
+    if parts.runs.run is not None and parts.runs.run.running:
+        raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
+    best = best_tracker(parts, config.keep_best, config.algorithm, folder, config.resume)
+    if config.resume is not None:
+        parts.saves.load(config.resume)
+    if folder is not None and config.save_every:
+        parts.saves.tell_of_anothers(folder)
+    stream = parts.sources.stream_of(config.prompts, pairs=isinstance(config.algorithm, DPO))
+    parts.saves.tell_of_place(config.resume, stream)
+    return stream, best, chosen
 
 
 def _how(control: RunControl, failed: Exception | None) -> str:
@@ -221,17 +130,13 @@ class _Loop:
     """A run from its begin to its end, on the thread that called ``train`` or on one of its own."""
 
     parts: Parts
-    algorithm: Algorithm
+    config: TrainConfig
     prompts: RowStream
-    metrics: Sequence[Metric]
-    stop: Callable[[Row], bool] | None
-    saving: tuple[int, str | Path, int]
     best: BestCheckpointTracker | None
     after_death: AutoRestore | None
     look_back: RollingSnapshots
     control: RunControl
     run: Run
-    level: str | None
     tracking: Tracking | None = None
     watcher: Watcher | None = None
     unsubscribe: Callable[[], None] = lambda: None
@@ -239,11 +144,11 @@ class _Loop:
     def __post_init__(self) -> None:
         self.warnings = RunWarnings(self.parts.context, self.control)
 
-    def begin(self, tracking: Tracking, steps: int, background: bool, shown: bool) -> None:
+    def begin(self, tracking: Tracking, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
         parts, control, cluster = self.parts, self.control, self.parts.context.cluster
         self.tracking = tracking
-        control.begin(steps, background, lambda: _stop_calls(parts, control))
+        control.begin(self.config.steps, not self.config.wait, lambda: _stop_calls(parts, control))
         parts.runs.run = self.run
         control.record.num_devices, control.record.price_per_device_hour = cluster.num_devices, cluster.price_per_device_hour
         self.unsubscribe = parts.client.subscribe(control.on_event)
@@ -288,7 +193,7 @@ class _Loop:
         failed: Exception | None = None
         done = False
         self.control.calls.take_thread()
-        token, level = WARNED.set(set()), CHECK.set(self.level)
+        token, level = WARNED.set(set()), CHECK.set(self.config.check)
         try:
             with progress_bar(self.control.steps, shown and self.watcher is None) as drawn, interrupts.raised():
                 self.go(interrupts, drawn)
@@ -326,9 +231,9 @@ class _Loop:
 
     def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
         """Take a step and do what is due after it; return whether there shall be another one."""
-        parts, control, record, (every, folder, keep) = self.parts, self.control, self.control.record, self.saving
+        parts, control, record, config = self.parts, self.control, self.control.record, self.config
         self.look_back.before_step()
-        row = _one_step(parts, self.algorithm, self.prompts, self.metrics, control, self.best)
+        row = _one_step(parts, config, self.prompts, control, self.best)
         self.look_back.after_step(row["seconds"])
         bar.show(row)
         if self.tracking is not None:
@@ -337,11 +242,11 @@ class _Loop:
         if self.best is not None:
             with self._saving_best(self.best):
                 self.best.take(row)
-        if every and row["step"] % every == every - 1:
+        if config.folder is not None and config.save_every and (row["step"] + 1) % config.save_every == 0:
             with control.saving():
-                parts.saves.save(folder, keep=keep)
-            record.saved = {"folder": str(folder), "step": row["step"]}
-        if self.stop is not None and self.stop(row):
+                parts.saves.save(config.folder, keep=config.keep)
+            record.saved = {"folder": str(config.folder), "step": row["step"]}
+        if config.stop is not None and config.stop(row):
             control.stopped = True
             self._measure_the_end(row)
             return False
@@ -396,14 +301,10 @@ def _first_failure() -> Iterator[None]:
 
 
 def _one_step(
-    parts: Parts,
-    algorithm: Algorithm,
-    prompts: RowStream,
-    metrics: Sequence[Metric],
-    control: RunControl,
-    best: BestCheckpointTracker | None,
+    parts: Parts, config: TrainConfig, prompts: RowStream, control: RunControl, best: BestCheckpointTracker | None
 ) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
+    algorithm, metrics = config.algorithm, config.metrics
     number = parts.context.next_step()
     parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
     places, counts = [(stream, stream.position) for stream in streams_of(algorithm, prompts)], parts.context.counters.all()

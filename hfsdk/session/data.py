@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from hfsdk.core.batch import Batch
-from hfsdk.core.checks import Count, Within, checked
+from hfsdk.core.checks import Count, Within
 from hfsdk.core.prompt_data import columns_of, left_out, prompt_column
 from hfsdk.models import ActorModel
 from hfsdk.session.context import Context
@@ -31,7 +31,6 @@ class Sources:
         self._context, self._client, self._book, self._places = context, context.client, book, places
         self._told: set[tuple[str, str]] = set()
 
-    @checked
     def prompts(
         self,
         source: Any,
@@ -44,25 +43,7 @@ class Sources:
         system: str | None = None,
         shuffle: bool = True,
     ) -> PromptStream:
-        """Return prompts in batches: ``prompts[k]`` repeats, ``next(prompts)`` advances.
-
-        Args:
-            source: a ``datasets.Dataset``, a DataFrame, a Series, a dict of columns, or a list of texts, of token ids, of
-                conversations or of dicts. A conversation is a list of ``{"role", "content"}`` messages, as TRL's, and goes into
-                the model's chat template.
-            column: where the prompts are, by default ``prompt``, or else ``text`` or ``messages``; the other columns (e.g. TRL's
-                ``completion``) are passed on to reward functions.
-            batch_size: prompts per batch; 32 where it is not given.
-            seed: of the order; by default the session's.
-            max_prompt_tokens: keep at most the last so many tokens of each prompt; ``None`` cuts nothing.
-            chat: put each text into the model's chat template as the user's turn.
-            system: the system message of that chat, and with ``chat`` of conversations that have none.
-            shuffle: whether each pass over the data has an order of its own.
-
-        Raises:
-            ColumnError: there is no such column.
-            OptionError: a prompt is empty or as long as the context (names its row), or an option is out of range.
-        """
+        """Carry out ``session.prompts``; its text says what the arguments are."""
         self._client.check_open()
         stream = self._prompts(
             source, column, batch_size=batch_size, seed=self._context.seed if seed is None else seed,
@@ -106,7 +87,6 @@ class Sources:
         self._client.check_open()
         return self._prompts(source, batch_size=BATCH_SIZE, seed=self._context.seed, shuffle=False)
 
-    @checked
     def demonstrations(
         self,
         source: Any,
@@ -116,24 +96,9 @@ class Sources:
         max_tokens: Count | None = None,
         shuffle: bool = True,
     ) -> Demonstrations:
-        """Return texts to imitate in batches, for ``actor.update(next(demonstrations), hf.CrossEntropy())``.
-
-        Args:
-            source: as in :meth:`prompts`, with a column ``text``, ``messages`` (the last one, the assistant's, is learned), or
-                ``prompt`` and ``completion``; or a list of texts. Each ends with a token of the model's that ends a turn.
-            batch_size: examples per batch; 32 where it is not given.
-            seed: of the order; by default the session's.
-            max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
-            shuffle: whether each pass over the data has an order of its own.
-
-        Raises:
-            ColumnError: the data has neither.
-            OptionError: an example is empty or too long (names its row), the chat template does not take or would leave out
-                something of it, or an option is out of range.
-        """
+        """Carry out ``session.demonstrations``; its text says what the arguments are."""
         return self._examples(Demonstrations, source, batch_size, seed, max_tokens, shuffle)
 
-    @checked
     def pairs(
         self,
         source: Any,
@@ -143,21 +108,7 @@ class Sources:
         max_tokens: Count | None = None,
         shuffle: bool = True,
     ) -> Pairs:
-        """Return preference pairs in batches, for ``reward.update(next(pairs), hf.BradleyTerry())`` and `DPO`.
-
-        Args:
-            source: as in :meth:`prompts`, with columns ``prompt``, ``chosen`` and ``rejected`` (without ``prompt``: what both
-                texts begin with), e.g. ``hf.data.review_pairs()``. ``margin`` and others are passed on, ``chosen_x`` and
-                ``rejected_x`` as each row's ``x``.
-            batch_size: pairs per batch, 32 where it is not given; it has twice as many rows, the chosen one first.
-            seed: of the order; by default the session's.
-            max_tokens: as in :meth:`demonstrations`.
-            shuffle: as in :meth:`demonstrations`.
-
-        Raises:
-            ColumnError: a column is missing.
-            OptionError: a pair has two different prompts or is too long (names its row), or an option is out of range.
-        """
+        """Carry out ``session.pairs``; its text says what the arguments are."""
         return self._examples(Pairs, source, batch_size, seed, max_tokens, shuffle)
 
     def _examples(self, cls: type[E], source: Any, batch_size: int, seed: int | None, max_tokens: int | None, shuffle: bool) -> E:
@@ -185,11 +136,6 @@ class Sources:
                 self._told.add((model, note))
                 self._context.notice(f"{model}: {note}")
 
-    @checked
     def batch(self, /, **columns: Any) -> Batch:
-        """Return own data as a batch: lists of sequences become variable-length columns, numbers one value per sample.
-
-        Raises:
-            ColumnError: the columns differ in length or are empty.
-        """
+        """Carry out ``session.batch``; its text says what the arguments are."""
         return Batch.from_columns(self._client, columns)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import update_wrapper
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 from hfsdk.core.call_events import Listener
-from hfsdk.core.checks import checked
 from hfsdk.run.run import CurrentRun
 from hfsdk.session.client import ControllerClient
 from hfsdk.session.context import Context, PendingSave
@@ -104,17 +101,8 @@ class Parts:
             context.name, context.runtime, context.cluster, self.client, self.deployment.book, context.messages
         )  # fmt: skip
 
-    @checked
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener(event)`` for every start, progress and end of a call; return a function that stops that.
-
-        An event is ``{"type": "call_started" | "call_progress" | "call_done" | "call_failed" | "call_cancelled", "call_id",
-        "call", "line", "done", "total", "unit", "seconds", "error"}``. Starts come on the calling thread, the rest on a thread of
-        the listener's own: it may look at the session, wait, and make calls, of which it is not told. One that raises is dropped.
-
-        Raises:
-            OptionError: it is no function.
-        """
+        """Carry out ``session.subscribe``; its text says what the arguments are."""
         self.client.check_open()
         return self.client.listen(listener)
 
@@ -128,23 +116,3 @@ class HasParts(Protocol):
 def parts_of(session: HasParts) -> Parts:
     """Return what a session is made of, for what looks behind its facade: tests, benchmarks."""
     return session._parts
-
-
-def delegate(part: Callable[[Parts], S], method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Return a method of the facade that one of a part answers: with its signature, its text and its errors."""
-
-    def call(session: HasParts, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return method(part(session._parts), *args, **kwargs)
-
-    shown = inspect.signature(method)
-    first, *others = shown.parameters.values()
-    own = first.replace(name="self", annotation=inspect.Parameter.empty, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    passed_on: Any = update_wrapper(call, method)
-    passed_on.__signature__ = shown.replace(parameters=[own, *others])
-    passed_on.__qualname__ = inspect.unwrap(method).__qualname__ = f"Session.{method.__name__}"  # as errors name it
-    return call
-
-
-def itself(parts: Parts) -> Parts:
-    """Return the parts, for :func:`delegate`: what several of them answer together."""
-    return parts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-from hfsdk.core.checks import checked, shown
+from hfsdk.core.checks import shown
 from hfsdk.core.errors import ModelNotFoundError, PlacementError, UnsupportedModelError
 from hfsdk.core.generation_config import not_applied
 from hfsdk.core.lora import AdapterSpec
@@ -171,30 +171,8 @@ class Deployment:
 
     # -- placement
 
-    @checked
     def place(self, what: Asked = "colocate", *, fresh: bool = False) -> LivePlacement:
-        """Put the declared models on devices and load them; waits.
-
-        On live models: what runs is finished first; roles whose devices, layouts or (on GPUs) share of the memory for generating
-        change move with their weights and optimizer state, bit for bit; the others are left alone. Handles stay valid and batches
-        readable. An interrupt while it waits for what runs leaves all as it was; one after that is heard once roles are on their
-        way, and they are loaded in the background.
-
-        Args:
-            what: a preset (``"colocate"``, ``"split"``, ``"standalone"``, ``"flattening"``, ``"separation"``; see
-                :meth:`hfsdk.Placement.of`), ``{"actor reference": 2, "critic": 2}``, a :class:`hfsdk.Placement`, or a plan or one
-                of its runners-up, which also set the layouts that were left open.
-            fresh: whether models whose place or layout changes start again from their initial weights.
-
-        Returns:
-            Who lives where, with memory; it draws itself, after a move with what was before.
-
-        Raises:
-            PlacementError: it does not fit the roles or devices.
-            DeviceMemoryError: the models would not fit into memory; nothing was loaded.
-            WorkerDiedError: a worker ended meanwhile. The placement is the new one all the same; the message says what each role
-                comes back with at the next call (the newest of snapshot, checkpoint and initial weights) and the updates lost.
-        """
+        """Carry out ``session.place``; its text says what the arguments are."""
         self._place(what, fresh=fresh)
         return self.live()
 

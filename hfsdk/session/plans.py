@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from hfsdk.core.checks import NonNegative, Within, checked
+from hfsdk.core.checks import NonNegative, Within
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.plan import Plan, Workload
 from hfsdk.core.roles import RoleSpec
@@ -27,7 +27,6 @@ class Plans:
     def __init__(self, context: Context, deployment: Deployment, predictions: Predictions) -> None:
         self._context, self._deployment, self._predictions = context, deployment, predictions
 
-    @checked
     def plan(
         self,
         algorithm: Algorithm,
@@ -39,38 +38,11 @@ class Plans:
         perf: PerfModel | None = None,
         error: NonNegative | Mapping[str, NonNegative] | None = None,
     ) -> Plan:
-        """Find the best placement and layouts of the declared roles for one step of an algorithm; nothing runs, nothing is loaded.
-
-        The algorithm's ``step`` is run once without values, to see its calls; then the optimum is searched over set partitions of
-        the roles, pool sizes, layouts and strategies (interleaving, separation), under memory: exact within that family
-        (``plan.search.family``) and the performance model. Layouts that were declared are kept; those left ``"auto"`` are searched.
-        Where responses vary in length, plans are compared in the mean over the lengths of several steps (``plan.best.steps_s``).
-
-        Args:
-            algorithm: e.g. ``hf.PPO()``.
-            workload: prompts and lengths of one step; what it names replaces the algorithm's own options.
-            top: how many plans to return, the best one included.
-            by_placement: whether two of them may share devices in the same way and differ in pool sizes.
-            shadows: whether shadows (separation) may be used.
-            perf: predicts seconds; by default the session's own.
-            error: relative error of predicted seconds, for the bands: a number from 0 to 1, or by method; by default what
-                :meth:`calibrate` found, or what published timings say of the presets.
-
-        Returns:
-            The plan; ``session.place(plan)`` applies it, ``plan.why()`` explains it.
-
-        Raises:
-            DeviceMemoryError: nothing fits; says by how many bytes, and the smallest cluster that would do.
-            LayoutError: a declared layout covers no pool of this cluster.
-            OptionError: the workload is none, the algorithm generates nothing or lacks an option that the workload names, an
-                option is out of its range, or samples would be longer than the actor's ``max_model_len``.
-            PlacementError: a role that the step uses is not declared.
-        """
+        """Carry out ``session.plan``; its text says what the arguments are."""
         return self._ask(
             algorithm, workload, perf, {"top": top, "by_placement": by_placement, "shadows": shadows, "error": error}
         ).answer()
 
-    @checked
     def what_if(
         self,
         algorithm: Algorithm,
@@ -81,21 +53,7 @@ class Plans:
         perf: PerfModel | None = None,
         error: NonNegative | Mapping[str, NonNegative] | None = None,
     ) -> WhatIf:
-        """Return the plan with sliders: in a notebook, devices, lengths, prompts, price, placement and layouts can be moved.
-
-        Whatever is moved, the plan is found anew. Nothing of the session changes; ``session.place(what_if.plan)`` applies it.
-        Where lengths outgrow a ``max_model_len`` that was left open, the plan assumes a larger one and says so.
-
-        Args:
-            algorithm: as in :meth:`plan`.
-            workload: where the sliders begin.
-            top: as in :meth:`plan`.
-            shadows: as in :meth:`plan`.
-            perf: as in :meth:`plan`.
-            error: as in :meth:`plan`.
-
-        Raises: as :meth:`plan`.
-        """
+        """Carry out ``session.what_if``; its text says what the arguments are."""
         question = self._ask(algorithm, workload, perf, {"top": top, "shadows": shadows, "error": error})
         models = [role for _, role in question.handles if role.model is not None]
         what_if = WhatIf(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
-from hfsdk.core.checks import Length, checked
+from hfsdk.core.checks import Length
 from hfsdk.core.errors import OptionError
 from hfsdk.core.methods import GENERATE, method_of
 from hfsdk.core.roles import RoleSpec
@@ -36,45 +36,20 @@ class Predictions:
         self.errors: Mapping[str, float] | None = None
         self._context, self._deployment = context, deployment
 
-    @checked
     def predict(self, step: int = -1, *, perf: PerfModel | None = None) -> Trace:
-        """Return a step that ran as a simulated twin of this session takes it.
-
-        The twin has the same cluster, roles, layouts and placement, and carries out the same calls with the lengths that were
-        measured: ``session.trace[-1].compare(session.predict())``. Calls that write files and ``handle.run`` are left out.
-
-        Args:
-            step: its number, as in :attr:`trace`; by default the last.
-            perf: by default the session's, ``session.perf``: the presets', or those of :meth:`calibrate`.
-
-        Returns:
-            A trace of predicted spans.
-
-        Raises:
-            OptionError: there is no such step, or its calls are not kept any more (of the last 256 calls they are).
-            CallError: a call of the step failed.
-        """
+        """Carry out ``session.predict``; its text says what the arguments are."""
         number, trace = self._step_trace(step)
         twin = self._twin(trace, number, perf or self.perf)
         return Trace.of(twin.spans, title=f"step {number}, predicted")
 
-    @checked
     def measured(self, step: int = -1) -> Measured:
-        """Return a step that ran with what its calls worked on, for ``PerfModel.fit``.
-
-        Arguments and errors as in :meth:`predict`.
-        """
+        """Carry out ``session.measured``; its text says what the arguments are."""
         number, trace = self._step_trace(step)
         twin = self._twin(trace, number, self.perf)
         return Measured(trace=trace, cluster=self._context.cluster, questions=twin.questions, tasks=twin.tasks)
 
-    @checked
     def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration[PerfModel]:
-        """Fit the performance model to steps of this session; later predictions use it. See ``PerfModel.fit``.
-
-        Raises:
-            OptionError: as in :meth:`predict`; or the session is simulated, and nothing was measured.
-        """
+        """Carry out ``session.calibrate``; its text says what the arguments are."""
         found = PerfModel.fit([self.measured(step) for step in steps], start=self.perf)
         self.perf, self.errors = found.perf, relative_errors(found.bands)
         return found

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hfsdk.core.batch import Batch
-from hfsdk.core.checks import checked
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
 from hfsdk.core.files import as_path
 from hfsdk.models import ActorModel
@@ -19,26 +18,8 @@ from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, session_html
 
 
-@checked
-def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Path:  # noqa: D417
-    """Write one offline HTML file with everything that can be looked at: placement, training, dataflow, timeline, memory, ...
-
-    A file that is there is replaced when this one is complete, with a notice unless this process wrote it; a link there is
-    replaced too, never followed.
-
-    Of a closed session it has what stays readable (see :meth:`close`).
-
-    Args:
-        path: the file to write, ``.html``; its folder must exist.
-        batch: whose samples to show; by default the last one of :meth:`train`.
-
-    Returns:
-        The path.
-
-    Raises:
-        OptionError: the file's name does not end with .html, or its folder does not exist.
-        OutputError: it cannot be written; what was there is unchanged.
-    """
+def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Path:
+    """Carry out ``session.report``; its text says what the arguments are."""
     target = as_path(path, "a report")
     if target.suffix != ".html" or not target.parent.is_dir():
         raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")

@@ -73,37 +73,7 @@ class Declarations:
         name: Name = "actor",
         replace: bool = False,
     ) -> ActorModel:
-        """Declare the policy to be trained. Checked now, loaded at ``place`` or first use.
-
-        Args:
-            model: a name (``"tiny"``, ``"smollm2-135m-instruct"``), a local folder, a hub id; in simulation also a preset.
-            train: layout of training, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
-            rollout: layout of generation on the same devices, e.g. ``"tp1"``.
-            dtype: ``"fp32"`` or ``"bf16"`` (with fp32 masters); by default bf16 on GPUs, fp32 on processors and in simulation.
-            lora: train adapters of low rank and leave the weights as they are: ``hf.LoRA(rank=16)``, or a folder of adapters to go
-                on with, which peft or ``save_pretrained`` wrote. Roles that begin with the same model then share its weights on
-                each device, and only adapters go to the rollout.
-            optimizer: AdamW with its schedule and clipping; without ``lr`` it takes the learning rate suggested for the model.
-            micro_batch_tokens: most tokens of one forward pass on one rank.
-            recompute: activations that the backward pass computes again instead of keeping them: ``""`` none, ``"selective"``
-                those inside attention and MLP, ``"full"`` all but each layer's input (a third more arithmetic, least memory).
-                The gradient is the same.
-            rollout_options: how the generating engine is sized.
-            cpu_weights: short for ``RolloutOptions(cpu_weights=...)``: ``"packed"`` or ``"shared"``.
-            offload: keep weights, gradients, masters and moments in host memory, and bring them to the device for this role's own
-                calls but ``generate``; the numbers are the same. ``AdamW(offload=True)`` keeps masters and moments there also
-                between the steps of a call. On processors, where a rollout with ``cpu_weights="shared"`` has the weights too,
-                those stay.
-            name: another name than "actor", where there are several.
-            replace: with other arguments than before, whether a role of this name that was trained may be replaced; its updates are
-                lost then. One without updates is replaced with a notice; the same arguments give the same handle.
-
-        Raises:
-            ModelNotFoundError: no such model, or a folder without weights.
-            UnsupportedModelError: an architecture or head size that the engines do not run.
-            LayoutError: a layout that fits neither the model nor the devices.
-            OptionError: an option out of its range, or a role of this name was trained and ``replace`` is not given.
-        """
+        """Carry out ``session.actor``; its text says what the arguments are."""
         options = rollout_options or RolloutOptions()
         if cpu_weights is not None:
             options = dataclasses.replace(options, cpu_weights=cpu_weights)
@@ -129,22 +99,7 @@ class Declarations:
         name: Name = "critic",
         replace: bool = False,
     ) -> CriticModel:
-        """Declare the value function: the model's body with a scalar head. Checked now, loaded at ``place`` or first use.
-
-        Args:
-            model: as in :meth:`actor`, or the actor itself (its initial weights).
-            train: layout of training and inference, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
-            dtype: ``"fp32"`` or ``"bf16"``; by default bf16 on GPUs, fp32 on processors and in simulation.
-            lora: as in :meth:`actor`; the scalar head is trained too.
-            optimizer: AdamW with its schedule and clipping.
-            micro_batch_tokens: most tokens of one forward pass on one rank.
-            recompute: as in :meth:`actor`.
-            offload: as in :meth:`actor`.
-            name: another name than "critic", where there are several; Safe-RLHF asks for ``"cost_critic"``.
-            replace: as in :meth:`actor`.
-
-        Raises: as in :meth:`actor`.
-        """
+        """Carry out ``session.critic``; its text says what the arguments are."""
         role = RoleSpec(
             name=name, kind="critic", head="scalar", dtype=self._dtype(dtype), optimizer=optimizer,
             micro_batch_tokens=micro_batch_tokens, recompute=recompute, offload=offload, seed=self._context.seed,
@@ -165,22 +120,7 @@ class Declarations:
         name: Name = "reference",
         replace: bool = False,
     ) -> ReferenceModel:
-        """Declare the frozen policy that the KL is measured against, or the teacher of `hf.Distillation`.
-
-        Args:
-            model: the actor (the weights that it began with, in its dtype, also after updates), or a model as in :meth:`actor`,
-                e.g. a folder that ``actor.save_pretrained`` wrote.
-            layout: of inference; by default the actor's.
-            dtype: by default the actor's, or as in :meth:`actor`.
-            lora: folder of adapters that the model has, as peft or ``save_pretrained`` wrote it; of an actor that went on with some
-                those are taken without asking.
-            micro_batch_tokens: as in :meth:`actor`.
-            offload: keep the weights in host memory and bring them to the device for this role's own calls.
-            name: as in :meth:`actor`.
-            replace: as in :meth:`actor`.
-
-        Raises: as in :meth:`actor`.
-        """
+        """Carry out ``session.reference``; its text says what the arguments are."""
         own = model.role.dtype if isinstance(model, ModelHandle) else self._dtype(None)
         declared = self._deployment.book.declared(model) if isinstance(model, ModelHandle) else None
         train = None if declared is None or "train" in declared.auto else declared.train
@@ -212,46 +152,7 @@ class Declarations:
         name: Name = "reward",
         replace: bool = False,
     ) -> RewardModel:
-        """Declare what scores responses: a function ``f(prompts, completions, **columns) -> list[float | None]``, or a model.
-
-        A function of one argument, whatever its name, is given the completions there: ``session.reward(hf.data.vader_sentiment)``.
-        An async function is awaited, and its requests run side by side where it gathers them. ``None`` in its list is a sample that
-        is not scored: it is left out of advantages, losses and statistics, and is never 0. In a sum it leaves that function's part
-        out of the sample's score, so functions of several tasks give ``None`` for each other's rows.
-
-        Called again with a new function, the same handle goes on with it (a new version; no worker restarts). What a function
-        keeps between calls (a judge in a global variable) stays in its process, until one that takes too long ends it; what it
-        prints is in ``session.logs("reward")``.
-
-        Args:
-            source: a function in TRL's form; it travels by value and gets the data's other columns by name. Or a model with
-                a scalar head, as in :meth:`actor`. Or a list of functions and of handles of this method, to be summed.
-            weights: of such a list; by default 1 each.
-            per_token: whether the function returns a list of numbers per completion, one for each of ``completion_ids`` (which it
-                gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO`,
-                `ReinforcePlusPlus` and `ProcessGRPO` reward each token or step with its own.
-            timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
-            workers: run samples one by one in so many processes side by side: the function is called with lists of length 1 (so a
-                score may not depend on the other samples), a sample that takes longer than ``timeout_s`` is ended and named, and
-                the others go on. ``None`` calls the function once with the whole batch.
-            failures: with ``workers``, what a sample does on which the function raises, takes too long or ends its process:
-                ``"raise"`` names it in the call's error; ``"skip"`` leaves it out of the loss as not scored, with the reason in
-                the column ``score_failures``.
-            layout: of a model's inference or, with an optimizer, of its training.
-            dtype: of a model, as in :meth:`actor`.
-            lora: as in :meth:`critic`, of a model that is trained here or that peft trained.
-            optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
-                starts with a random one. ``None`` is frozen.
-            micro_batch_tokens: of a model.
-            offload: of a model, as in :meth:`reference`, or with an optimizer as in :meth:`actor`.
-            name: another name than "reward", where there are several.
-            replace: as in :meth:`actor`.
-
-        Raises:
-            OptionError: the function does not take completions, weights do not fit the list, one in it has the sum's name, or a
-                role of this name was trained and ``replace`` is not given.
-            ModelNotFoundError: no such model.
-        """
+        """Carry out ``session.reward``; its text says what the arguments are."""
         if isinstance(source, (list, tuple)):
             if per_token or optimizer is not None:
                 raise OptionError("a sum of rewards is neither trained nor per token; give optimizer or per_token to its parts")
@@ -283,24 +184,7 @@ class Declarations:
         name: Name = "cost",
         replace: bool = False,
     ) -> CostModel:
-        """Declare the cost of Safe-RLHF: like :meth:`reward`, but to be kept below a limit (``hf.SafeRLHF(cost_limit=...)``).
-
-        Args:
-            source: a function ``f(prompts, completions, **columns) -> list[float]`` or a model, as in :meth:`reward`.
-            timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
-            workers: as in :meth:`reward`.
-            failures: as in :meth:`reward`; the column is ``cost_failures``.
-            layout: of a model's inference or, with an optimizer, of its training.
-            dtype: of a model, as in :meth:`actor`.
-            lora: as in :meth:`reward`.
-            optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
-            micro_batch_tokens: of a model.
-            offload: of a model, as in :meth:`reward`.
-            name: another name than "cost", where there are several.
-            replace: as in :meth:`actor`.
-
-        Raises: as in :meth:`reward`.
-        """
+        """Carry out ``session.cost``; its text says what the arguments are."""
         return self._scorer(
             CostModel,
             source,

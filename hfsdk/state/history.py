@@ -79,14 +79,7 @@ class HistoryLog:
     def record(
         self, row: Mapping[str, Any], algorithm: Any = None, calls: Collection[int] = (), metrics: Sequence[Any] = ()
     ) -> None:
-        """Add a step's row to the history, with the version of every function that scored it.
-
-        Args:
-            row: the step's numbers.
-            algorithm: what ran it.
-            calls: the calls that it made.
-            metrics: the user's own metrics among the numbers.
-        """
+        """Carry out ``session.record``; its text says what the arguments are."""
         functions = {h.name: h.role.function for h in self._book.functions}
         for function in functions.values():
             if function is not None:

@@ -54,22 +54,8 @@ class Snapshots:
         """Of every snapshot each stream's place."""
         self._forgetters: weakref.WeakKeyDictionary[Snapshot, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
 
-    @checked
     def snapshot(self, name: Annotated[str, Length(0, 200)] = "") -> Snapshot:
-        """Remember this moment: weights, optimizers, schedules, counters and seed, the prompts' places, functions' versions.
-
-        Waits for what was submitted so far, and copies each trained role's state into the host memory of its workers, a share each:
-        data-parallel ranks keep one copy together. A notice tells where that is much of what a node has free. Gathered
-        gradients that no ``step`` has taken are not part of it.
-
-        Args:
-            name: to rewind by; the name of an earlier snapshot goes over to this one.
-
-        Raises:
-            OptionError: nothing is trained in this session, or a step of a run is under way.
-            CallError: a failure of these roles that nobody has seen yet.
-            CheckpointError: a node has not enough host memory free; says how much it takes and how much there is.
-        """
+        """Carry out ``session.snapshot``; its text says what the arguments are."""
         self._client.check_open()
         self._run.check_between_steps("snapshot")
         log = self._log
@@ -138,13 +124,8 @@ class Snapshots:
         own, like_it = self._own_places.get(snapshot), snapshot.positions.get(stream._fingerprint, 0)
         return like_it if own is None else own.get(stream, like_it)
 
-    @checked
     def forget(self, snapshot: Snapshot | str) -> None:
-        """Free a snapshot; states that others share stay.
-
-        Raises:
-            OptionError: there is no such snapshot.
-        """
+        """Carry out ``session.forget``; its text says what the arguments are."""
         found = self.find(snapshot)
         known = self._snapshots.get(found.name) is found
         if known:
@@ -171,21 +152,8 @@ class Snapshots:
 
     # -- going back
 
-    @checked
     def rewind(self, snapshot: Snapshot | str) -> str:
-        """Go back to a snapshot, bit for bit; what is trained from here on is a new branch. Returns the branch's name.
-
-        Roles may live elsewhere or in another layout by now: weights and optimizer state are the same bits all the same, but
-        what is computed with them agrees within float32 rounding only. What runs is finished first. Functions become those of
-        the snapshot (with a notice). Batches stay readable; training on one that later weights wrote raises StaleBatchError.
-
-        Args:
-            snapshot: what ``session.snapshot`` returned, or its name.
-
-        Raises:
-            OptionError: there is no such snapshot; a role was released, replaced or added since; a step of a run is under way.
-            CheckpointError: the snapshot was let go, or is gone with a worker that ended. In both cases nothing was changed.
-        """
+        """Carry out ``session.rewind``; its text says what the arguments are."""
         found = self.find(snapshot)
         name = self._new_branch(found)
         self._go_back(found, name)
@@ -196,13 +164,8 @@ class Snapshots:
         number = 1 + sum(b.snapshot == snapshot.name for b in branches.values())
         return next(n for i in range(number, number + len(branches) + 1) if (n := f"{snapshot.name}/{i}") not in branches)
 
-    @checked
     def fork(self, snapshot: Snapshot | str, name: Name) -> str:
-        """Go back to a snapshot, as :meth:`rewind` does, onto a branch of this name.
-
-        Raises:
-            OptionError: there is a branch of this name; otherwise as in :meth:`rewind`.
-        """
+        """Carry out ``session.fork``; its text says what the arguments are."""
         branches = self._log.branches
         if name in branches:
             raise OptionError(f"a new branch needs a new name; got {name!r}, and there are {', '.join(map(repr, branches))}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import signal
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from expect import each, refuses
 
 import hfsdk as hf
 from hfsdk.algorithms import ppo
+from hfsdk.run.train_config import TrainConfig
 from hfsdk.viz.drawn import picture_of
 from tests.session.scripted import ScriptedRuntime, waits
 
@@ -411,3 +414,27 @@ def test_a_branch_goes_on_from_its_snapshots_step_and_the_dashboard_names_the_tr
         session.rewind(before)
         view = picture_of(train_ppo(session, prompts, 2)).view["steps"]
     assert [(s["step"], s["trace_step"]) for s in view] == [(0, 2), (1, 3)]
+
+
+def test_the_options_of_train_are_those_of_its_configuration():
+    """They stand in two places, the signature that a user reads and what travels to the loop: with the same names and defaults."""
+    signature = inspect.signature(hf.Session.train).parameters
+    options = {name: p.default for name, p in signature.items() if name not in ("self", "progress")}
+    fields = {
+        f.name: inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default for f in dataclasses.fields(TrainConfig)
+    }
+    assert list(fields) == list(options)
+    assert fields == options
+
+
+def test_every_option_of_train_reaches_its_configuration(session, ready, monkeypatch):
+    seen = []
+    monkeypatch.setattr("hfsdk.session.session.train", lambda parts, config, progress: seen.append(config))
+    given = {
+        "steps": 3, "metrics": [len], "stop": all, "save_every": 2, "folder": "a", "keep": 4, "resume": "b", "track": "wandb",
+        "keep_best": ready, "on_death": "restore", "max_restores": 5, "shrink": True, "check": None, "look_back": 6, "wait": False,
+    }  # fmt: skip
+    session.train(OneCall(), ready, **given)
+    assert {name: getattr(seen[0], name) for name in given} == given
+    assert seen[0].prompts is ready
+    assert set(given) | {"algorithm", "prompts"} == {field.name for field in dataclasses.fields(TrainConfig)}
