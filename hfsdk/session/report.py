@@ -1,8 +1,8 @@
-"""``report``: a session as one offline HTML file; what draws it is loaded when one is asked for."""
+"""``session.report``: a session as one offline HTML file, with everything that can be looked at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 from hfsdk.core.batch import Batch
 from hfsdk.core.errors import HfsdkError, OptionError, SimulatedValueError
-from hfsdk.core.files import as_path
+from hfsdk.core.files import as_path, export
 from hfsdk.models import ActorModel
 from hfsdk.session.parts import Parts
 from hfsdk.viz.drawn import picture_of
-from hfsdk.viz.report import write_report
+from hfsdk.viz.frame import html_page
+from hfsdk.viz.modules import static
 from hfsdk.viz.tables import batch_html, metrics_html, session_html
 
 
@@ -23,15 +24,6 @@ def report(parts: Parts, path: str | Path, *, batch: Batch | None = None) -> Pat
     target = as_path(path, "a report")
     if target.suffix != ".html" or not target.parent.is_dir():
         raise OptionError(f"a report is an .html file in a folder that exists; got {str(target)!r}")
-
-    return session_report(parts, target, batch)
-
-
-# The report of a session: everything that can be looked at, in one offline HTML file.
-
-
-def session_report(parts: Parts, path: Path, batch: Batch | None) -> Path:
-    """Write the report; see ``Session.report``."""
     run = parts.runs.run
     batch = batch if batch is not None else getattr(run.last, "batch", None) if run is not None else None
     loaded = {role["name"] for role in parts.view()["roles"] if role["state"] == "loaded"}  # a report loads nothing
@@ -50,7 +42,7 @@ def session_report(parts: Parts, path: Path, batch: Batch | None) -> Path:
     ]
     drawn = [(heading, _section(draw)) for heading, draw in sections]
     return write_report(
-        path, f"hfsdk: {parts.context.name}", [(heading, html) for heading, html in drawn if html], parts.context.notice
+        target, f"hfsdk: {parts.context.name}", [(heading, html) for heading, html in drawn if html], parts.context.notice
     )
 
 
@@ -76,3 +68,31 @@ def _history(parts: Parts) -> str:
     rows: list[Any] = [row for row in parts.log.history().path() if row["kind"] == "step"]
     table = metrics_html(rows) if rows else ""
     return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'
+
+
+# A report as one HTML file: sections of pictures and tables, nothing loaded from anywhere.
+
+
+def write_report(
+    path: str | Path, title: str, sections: Iterable[tuple[str, str]], notice: Callable[[str], object] | None = None
+) -> Path:
+    """Write a self-contained page.
+
+    Args:
+        path: the file to write; its folder must exist.
+        title: the page's title, as text.
+        sections: heading (text) and body (HTML, e.g. ``picture.to_html()`` or ``batch_html(data)``), in order.
+        notice: told when another file is replaced; by default a warning.
+
+    Returns:
+        The path written.
+
+    Raises:
+        OutputError: it cannot be written; what was there is unchanged.
+    """
+    sections = list(sections)
+    links = "".join(f'<a href="#s{i}">{escape(heading)}</a>' for i, (heading, _) in enumerate(sections))
+    body = "".join(f'<section id="s{i}"><h2>{escape(h)}</h2>{html}</section>' for i, (h, html) in enumerate(sections))
+    main = f'<main class="hf hf-report"><h1>{escape(title)}</h1><nav>{links}</nav>{body}</main>'
+    page = f"<style>{static('frame.css')}</style>{main}"
+    return export(path, html_page(title, page), "the report", notice)

@@ -46,7 +46,6 @@ from hfsdk.session.data import BATCH_SIZE, BatchSize
 from hfsdk.session.parts import Parts
 from hfsdk.session.placing import Asked
 from hfsdk.session.plans import Top
-from hfsdk.session.report import report
 from hfsdk.session.role_book import Models
 from hfsdk.session.role_specs import ModelSource
 from hfsdk.session.roles import OPTIMIZER, Adapters, Failures, Layouts, Workers
@@ -865,6 +864,8 @@ class Session(AttributeHints, PublicNames):
             OptionError: the file's name does not end with .html, or its folder does not exist.
             OutputError: it cannot be written; what was there is unchanged.
         """
+        from hfsdk.session.report import report  # the pictures are loaded when one is asked for
+
         return report(self._parts, path, batch=batch)
 
     @checked

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from expect import each
 
+from hfsdk.session.report import write_report
 from hfsdk.viz.frame import LivePicture, html_page
-from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html
 from tests.viz import demo, harness
 from tests.viz.bad_pictures import HOSTILE, INF, NAN, PICTURES, hostile

@@ -19,12 +19,12 @@ import pytest
 from expect import each
 
 from hfsdk.core.trace import Span, Trace
+from hfsdk.session.report import write_report
 from hfsdk.viz import frame, hooks
 from hfsdk.viz.frame import Picture
 from hfsdk.viz.modules import esm, js_literal
 from hfsdk.viz.pictures.placement import PlacementPicture, PlacementView, placement_view
 from hfsdk.viz.pictures.timeline import MARK_FIELDS, PARENT, PREDICTED, RUNNING, TimelinePicture, TimelineView, timeline_view
-from hfsdk.viz.report import write_report
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
 from tests.viz import demo
 
@@ -333,7 +333,7 @@ def test_hooks_draw_nouns_they_never_import() -> None:
 def test_viz_loads_no_widgets_and_says_how_to_install_them() -> None:
     code = """
 import sys
-import hfsdk.viz.hooks, hfsdk.viz.report, hfsdk.viz.curves
+import hfsdk.viz.hooks, hfsdk.session.report, hfsdk.viz.curves
 for name in ("anywidget", "ipywidgets", "matplotlib", "IPython", "torch"):
     assert name not in sys.modules, name
 sys.modules["anywidget"] = None

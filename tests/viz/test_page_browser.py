@@ -15,11 +15,11 @@ import pytest
 
 import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
+from hfsdk.session.report import write_report
 from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
 from hfsdk.viz.frame import html_page
 from hfsdk.viz.pictures.placement import PlacementPicture, placement_view
-from hfsdk.viz.report import write_report
 from tests.viz import demo, demo_plans, harness
 from tests.viz import token_batches as made
 from tests.viz.bad_pictures import calibrated, counted, drained_trace, flow_of, gap_of, held_trace, plan_of, rows_of, run_of
