@@ -50,8 +50,15 @@ def test_the_worker_has_a_handler_for_every_call_of_a_model_and_no_other():
     role = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "RoleEngine")
     functions = [node for node in role.body if isinstance(node, ast.FunctionDef) and node.name.startswith("_")]
     handlers = {f.name[1:] for f in functions if f.returns is not None and ast.unparse(f.returns) == "Outcome"}
-    scored = {m.name for m in METHODS.values() if m.arguments is Scoring}
-    assert handlers == {m.name for m in METHODS.values() if m.on_ranks} - scored | {"score"}
+    (table,) = [node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "HANDLERS"]
+    listed = {ast.unparse(key): ast.unparse(value) for key, value in zip(table.value.keys, table.value.values, strict=True)}
+    expected = {
+        f"methods.{m.name.upper()}.name":
+        f"partial(RoleEngine._score, method=methods.{m.name.upper()})" if m.arguments is Scoring else f"RoleEngine._{m.name}"
+        for m in METHODS.values() if m.on_ranks
+    }  # fmt: skip
+    assert listed == expected
+    assert handlers == {method.removeprefix("RoleEngine._") for method in listed.values() if "partial" not in method} | {"score"}
 
 
 def test_a_column_is_one_call_s_or_an_algorithm_s_and_says_how_to_get_it():

@@ -333,6 +333,7 @@ class TrainedHandle(ModelHandle):
 
         Called several times before one step, gradients add up.
         """
+        self._check_learn(FORWARD_BACKWARD, batch, loss)
         return OneRowMetrics(self._client, self._learn(FORWARD_BACKWARD, batch, loss))
 
     @checked
@@ -341,6 +342,7 @@ class TrainedHandle(ModelHandle):
 
         Arguments and errors as in :meth:`update`.
         """
+        self._check_learn(COMPUTE_LOSS, batch, loss)
         return Value(self._client, self._learn(COMPUTE_LOSS, batch, loss))
 
     @property
@@ -367,7 +369,6 @@ class TrainedHandle(ModelHandle):
         refs_of(batch).check_aligned(reads, what)
 
     def _learn(self, method: Method, batch: Batch, loss: Loss, arguments: Learning = Learning()) -> Lease:  # noqa: B008
-        self._check_learn(method, batch, loss)
         if method is not COMPUTE_LOSS:
             self._tell_rate(loss)
         arguments = replace(arguments, function=Shipped.of(loss), together=getattr(loss, "together", 1))

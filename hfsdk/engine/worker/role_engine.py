@@ -13,6 +13,7 @@ import numpy as np
 import torch.distributed as dist
 
 from hfsdk.assets.folder_tokenizer import FolderTokenizer
+from hfsdk.core import methods
 from hfsdk.core.arguments import (
     BASE_ALONE,
     OWN,
@@ -33,7 +34,7 @@ from hfsdk.core.errors import CallError, HfsdkError, NonFiniteLossError
 from hfsdk.core.functions import Shipped
 from hfsdk.core.gap import HiddenStates, Scored
 from hfsdk.core.lora import BESIDE, SLOTS
-from hfsdk.core.methods import METHODS, method_of
+from hfsdk.core.methods import method_of
 from hfsdk.core.roles import AdamW, RoleSpec
 from hfsdk.core.runtime import Assignment, Weights
 from hfsdk.core.table import Column, Ragged, Table, as_column
@@ -381,16 +382,34 @@ class RoleEngine:
         gc.collect()  # its models hold themselves in cycles
 
 
-def _handler_of(method: Method) -> Handler:
-    """Return who carries a method out: of a scoring model's passes one for all, else what is called as the method is."""
-    if method.arguments is Scoring:
-        return partial(RoleEngine._score, method=method)
-    handler: Handler = getattr(RoleEngine, f"_{method.name}")
-    return handler
-
-
-HANDLERS: Mapping[str, Handler] = {method.name: _handler_of(method) for method in METHODS.values() if method.on_ranks}
-"""Name of a method -> who carries it out; importing this module fails where one is missing."""
+HANDLERS: Mapping[str, Handler] = {
+    methods.GENERATE.name: RoleEngine._generate,
+    methods.COMPUTE_LOG_PROBS.name: RoleEngine._compute_log_probs,
+    methods.RESCORE.name: RoleEngine._rescore,
+    methods.RESCORE_AS_IS.name: RoleEngine._rescore_as_is,
+    methods.LAYERS.name: RoleEngine._layers,
+    methods.COMPUTE_VALUES.name: RoleEngine._compute_values,
+    methods.COMPUTE_SCORES.name: partial(RoleEngine._score, method=methods.COMPUTE_SCORES),
+    methods.COMPUTE_COSTS.name: partial(RoleEngine._score, method=methods.COMPUTE_COSTS),
+    methods.UPDATE.name: RoleEngine._update,
+    methods.FORWARD_BACKWARD.name: RoleEngine._forward_backward,
+    methods.COMPUTE_LOSS.name: RoleEngine._compute_loss,
+    methods.STEP.name: RoleEngine._step,
+    methods.GRAD_NORM.name: RoleEngine._grad_norm,
+    methods.RUN.name: RoleEngine._run,
+    methods.CALL.name: RoleEngine._call,
+    methods.LAST_RESHARD.name: RoleEngine._last_reshard,
+    methods.CENSUS.name: RoleEngine._census,
+    methods.SAVE_PRETRAINED.name: RoleEngine._save_pretrained,
+    methods.SAVE_STATE.name: RoleEngine._save_state,
+    methods.LOAD_STATE.name: RoleEngine._load_state,
+    methods.NUM_UPDATES.name: RoleEngine._num_updates,
+    methods.GIVE_STATE.name: RoleEngine._give_state,
+    methods.TAKE_STATE.name: RoleEngine._take_state,
+    methods.EXPORT_WEIGHTS.name: RoleEngine._export_weights,
+    methods.TAKE_WEIGHTS.name: RoleEngine._take_weights,
+}
+"""Name of a method -> who carries it out."""
 
 
 def _as(given: Assignment, kind: type[A]) -> A:
