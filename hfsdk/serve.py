@@ -20,7 +20,7 @@ from hfsdk.core.errors import HfsdkError
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until it is interrupted; return the exit status."""
-    from hfsdk.kept.remote_session import PORT
+    from hfsdk.kept.wire import PORT
 
     parser = argparse.ArgumentParser(prog="python -m hfsdk.serve", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--host", default="127.0.0.1", help="where to listen")

@@ -88,7 +88,7 @@ def in_use(it):
         def leave(self):
             pass
 
-    it.patch.setattr(attach, "RemoteKeeper", lambda name, token, version: Keeper())
+    it.patch.setattr(attach, "RemoteSession", lambda name, token, version: Keeper())
     hf.Session.attach("hfsdk://localhost:8790/exp7", token="secret")
 
 

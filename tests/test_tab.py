@@ -11,8 +11,8 @@ pytest.importorskip("IPython")
 
 SESSION = {
     "actor", "attach", "batch", "batches", "branch", "calibrate", "close", "cluster", "compare", "cost", "critic",
-    "dataflow", "demonstrations", "detach", "errors", "evaluate", "forget", "fork", "history", "kept", "load", "logs",
-    "memory", "messages", "models", "name", "pairs", "perf", "place", "placement", "plan", "predict", "prompts",
+    "dataflow", "demonstrations", "detach", "errors", "evaluate", "export_step", "forget", "fork", "history", "kept", "load",
+    "logs", "memory", "messages", "models", "name", "pairs", "perf", "place", "placement", "plan", "predict", "prompts",
     "reference", "report", "reward", "rewind", "roles", "run", "save", "seed", "snapshot", "snapshots", "status",
     "subscribe", "trace", "train", "watch", "what_if",
 }  # fmt: skip

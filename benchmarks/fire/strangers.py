@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hfsdk.kept import remote_session, tls
+from hfsdk.kept import tls, wire
 
 LINGER_S = 3.0
 """How long one stays after it has said what it says."""
@@ -29,7 +29,7 @@ class Marks:
 
 def frame(data: bytes, length: int | None = None) -> bytes:
     """Return a frame of a kernel; ``length`` is what it says of itself."""
-    return (len(data) if length is None else length).to_bytes(remote_session.LENGTH_BYTES, "big") + data
+    return (len(data) if length is None else length).to_bytes(wire.LENGTH_BYTES, "big") + data
 
 
 def random_bytes(dice: random.Random, mark: Path) -> bytes:
@@ -88,13 +88,13 @@ def say_in_tls(port: int, token: str, data: bytes, stay_s: float = LINGER_S) -> 
         socket.create_connection(("127.0.0.1", port), timeout=stay_s) as bare,
         context.wrap_socket(bare) as line,
     ):
-        nonce = secrets.token_bytes(remote_session.NONCE_BYTES)
+        nonce = secrets.token_bytes(wire.NONCE_BYTES)
         line.sendall(nonce)
-        nonces = nonce + line.recv(remote_session.NONCE_BYTES)
-        line.recv(remote_session.PROOF_BYTES)
+        nonces = nonce + line.recv(wire.NONCE_BYTES)
+        line.recv(wire.PROOF_BYTES)
         certificate = tls.fingerprint(line.getpeercert(binary_form=True) or b"")
         with contextlib.suppress(OSError):
-            line.sendall(remote_session.proof(token, "kernel", nonces, certificate) + data)
+            line.sendall(wire.proof(token, "kernel", nonces, certificate) + data)
         return line.recv(4096)
     return b""
 
@@ -108,12 +108,12 @@ def without_token(dice: random.Random, mark: Path) -> tuple[str, bytes]:
 
 def known(dice: random.Random, version: str) -> bytes:
     """Return what somebody with the token says who is no kernel: damaged, cut off, or giant."""
-    hello = frame(remote_session.msgpack().encode({"client": f"{dice.random()}", "version": version, "name": "fire", "next": 1}))
+    hello = frame(wire.msgpack().encode({"client": f"{dice.random()}", "version": version, "name": "fire", "next": 1}))
     pieces = [
         frame(dice.randbytes(200)), hello + frame(dice.randbytes(dice.randint(0, 300))), frame(b"", 2**32 - 1),
         hello + frame(b"x" * 100, 2**31), hello + frame(bytes(16) + pickle.dumps({"no": "request"})), frame(b"text"),
-        hello + frame(bytes(16) + b"\x80\x05cut"), frame(remote_session.msgpack().encode([1, 2])),
-        frame(remote_session.msgpack().encode({"version": version})), hello[: dice.randint(1, len(hello))],
+        hello + frame(bytes(16) + b"\x80\x05cut"), frame(wire.msgpack().encode([1, 2])),
+        frame(wire.msgpack().encode({"version": version})), hello[: dice.randint(1, len(hello))],
     ]  # fmt: skip
     return dice.choice(pieces)
 

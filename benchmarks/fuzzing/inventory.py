@@ -41,8 +41,8 @@ MADE_BY_SESSIONS = (
     "PromptStream", "ReferenceModel", "ReshardPlan", "ReshardReport", "RewardModel", "Rows", "Run", "Saving", "Snapshot", "Traces",
     "RewardProbe",
     "Value", "Comparison", "Judgement", "Measured", "Move", "Volume", "Step", "SafeStep", "Tokens", "Edge", "Call", "Dataflow",
-    "Plan", "History", "Experiment", "Explanation", "FirstBad", "Gap", "Mesh", "RoleSpec", "Span", "WhatIf", "HeldBatches",
-    "LongTails", "SchemeStep",
+    "Plan", "History", "Experiment", "Explanation", "FirstBad", "Gap", "Mesh", "RoleSpec", "Span", "WhatIf", "BatchRegistry",
+    "LongTails", "SchemeStep", "StepReplay",
 )  # fmt: skip
 
 INNER = (
@@ -51,7 +51,7 @@ INNER = (
 )  # fmt: skip
 
 ENGINE_SIDE = {
-    "HeldBatches": ("take",),
+    "BatchRegistry": ("take",),
     "Batch": ("known_lengths", "need", "from_columns", "column_states"),
     "Session": (
         "record", "measured",
@@ -70,7 +70,7 @@ ENGINE_SIDE = {
     "Saving": ("run", "run_in_background", "settle"),
     "Move": ("of_layer",),
     "PerfModel": (
-        "agree", "costs", "decode", "forward", "gather", "host_task", "method_costs", "move", "onload", "optimizer",
+        "agree", "costs", "decode", "forward", "gather", "generate_each", "host_task", "method_costs", "move", "onload", "optimizer",
         "planned_reshard", "prefill", "reduced_bytes", "reduction", "reshard", "rewrite", "seconds", "train",
     ),
     "TransferProtocol": ("collectors", "scatter"),

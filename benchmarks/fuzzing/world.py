@@ -238,7 +238,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
     "Call": lambda w: w.get("Dataflow").calls[0],
     "Edge": lambda w: w.get("Dataflow").edges[0],
     "MemoryUse": lambda w: w.session.memory,
-    "HeldBatches": lambda w: w.session.batches,
+    "BatchRegistry": lambda w: w.session.batches,
     "LivePlacement": lambda w: w.session.placement,
     "ReshardReport": lambda w: (w.get("Batch"), w.session.models.actor.last_reshard)[1],
     "ReshardPlan": lambda w: hf.ReshardPlan.between(w.get("ModelSpec"), "tp2", "dp2"),

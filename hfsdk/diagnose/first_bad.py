@@ -57,7 +57,7 @@ LOOKED_AT = ("loss", "grad_norm")
 
 @dataclass(eq=False)
 class FirstBadSearch:
-    """See the module's text."""
+    """Finds where a run's first bad number comes from."""
 
     again: StepsAgain
     control: RunControl
@@ -332,10 +332,6 @@ def _like(call: SubmittedCall, before: StepRecorder) -> SubmittedCall | None:
     return found if found is not None and found.name == call.name else None
 
 
-# ``TapedUpdate``: an update that a tape has, taken apart: which mini-batch, sample and token its bad number is from.
-#
-# Nothing is learned meanwhile but by ``step_to``: losses are looked at token by token, gradients are dropped again.
-
 LOOK = ("token_loss", "token_loss_gradient")
 
 
@@ -360,7 +356,10 @@ class BadPlace:
 
 
 class TapedUpdate:
-    """See the module's text."""
+    """A recorded update taken apart, to find the mini-batch, sample and token that its bad number is from.
+
+    Only ``step_to`` learns: losses are looked at token by token, and gradients are dropped again.
+    """
 
     def __init__(self, client: ControllerClient, call: SubmittedCall, handles: Mapping[str, ModelHandle]) -> None:
         handle, given = handles[call.message.role], call.learning

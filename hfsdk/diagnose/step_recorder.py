@@ -166,7 +166,7 @@ class StepRecorder:
         return Batch(self._client, whole, rows)
 
 
-# ``LookBack``: the few snapshots that a run takes of itself, so that its steps can be done again; bounded in time and memory.
+# The snapshots that a run takes of itself, so that its steps can be taken again; bounded in time and memory
 #
 # ::
 #
@@ -186,7 +186,7 @@ TOLD_SHARE = 0.05
 
 @dataclass(eq=False)
 class RollingSnapshots:
-    """The snapshots that a run takes of itself; see above."""
+    """The newest few snapshots that a run takes of itself."""
 
     host: StepHost
     most: int

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from hfsdk.kept.remote_session import FrameConnection, StrangerError
+from hfsdk.kept.wire import FrameConnection, StrangerError
 
 HANDSHAKES = 128
 """Most connections that have proven nothing yet."""
@@ -143,7 +143,7 @@ class Arrival:
 
 
 class Acceptor:
-    """See the module's text.
+    """The listening end of a server: whoever has proven nothing has a deadline, and takes no thread.
 
     Args:
         listener: a socket that listens.

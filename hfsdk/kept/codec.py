@@ -31,7 +31,7 @@ KIND = ""
 
 HOMES = ("hfsdk.core.", "hfsdk.engine.calls.", "hfsdk.planner.", "hfsdk.resharding.", "hfsdk.algorithms.", "hfsdk.models.")
 """Where classes that may be named are; and those of this list."""
-ALSO = ("hfsdk.kept.requests", "hfsdk.kept.shared_state", "hfsdk.run.run", "hfsdk.session.context")
+ALSO = ("hfsdk.kept.requests", "hfsdk.kept.shared_state", "hfsdk.run.run", "hfsdk.session.context", "hfsdk.session.role_book")
 
 BUILTIN_ERRORS = (
     "TypeError",

@@ -99,7 +99,7 @@ def refused(status: HTTPStatus, text: str) -> Visit:
 
 
 class PageAccess:
-    """See the module's text.
+    """The links and cookies of a server's pages: a link opens them once, and a cookie as long as somebody looks.
 
     Args:
         port: where the server listens.

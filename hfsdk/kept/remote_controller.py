@@ -93,7 +93,7 @@ class SessionActorClient(Protocol):
 
 
 class RemoteController:
-    """See the module's text.
+    """The controller of a kept session as a kernel reaches it; the session's parts use it like any other controller.
 
     Attributes:
         turn: the kernel's; 0 where it only looks.

@@ -32,7 +32,8 @@ from hfsdk.kept import requests as k
 from hfsdk.kept.acceptor import Acceptor, Arrival, Refusals
 from hfsdk.kept.attach import done_with, keeper_of, package_version, sessions
 from hfsdk.kept.page_access import LOOPBACK, POLICY_BEGINS, PageAccess, PageRequest, Visit, refused, response
-from hfsdk.kept.remote_session import (
+from hfsdk.kept.tls import PROTOCOL, server_context
+from hfsdk.kept.wire import (
     ANEW,
     HELLO_BYTES,
     PORT,
@@ -45,7 +46,6 @@ from hfsdk.kept.remote_session import (
     prove_to_kernel,
     request_of,
 )
-from hfsdk.kept.tls import PROTOCOL, server_context
 from hfsdk.session.session import Session
 
 AT_ONCE = 64
@@ -195,7 +195,7 @@ class Keepers:
 
 
 class Server:
-    """See the module's text; it listens from the start, and answers when it runs.
+    """The server of kept sessions. It listens from the start, and answers when it runs.
 
     Args:
         options: where and how.
@@ -409,7 +409,7 @@ def _reply(keeper: Any, request: k.Request) -> Reply:
         return Reply(errors=errors_of(error))
 
 
-# What a browser sees of a kept session: its run, where its roles live, where the time goes; the pictures of the notebook.
+# The pages that a browser sees of a kept session
 
 REFRESH_S = 3
 

@@ -1,4 +1,4 @@
-"""``Keeper``: what of a kept session outlives the user's kernel; it lives with the controller, in a process of the cluster.
+"""``SessionActor``: the part of a kept session that outlives kernels; it lives with the controller, in a process of the cluster.
 
 ::
 
@@ -73,7 +73,7 @@ KERNEL, HOME = "kernel", "home"
 
 
 class SessionActor:
-    """See the module's text; asked from many threads at once."""
+    """The part of a kept session that outlives kernels; asked from many threads at once."""
 
     def __init__(self, options: k.KeepOptions) -> None:
         self._options, self._started_s = options, time.time()
@@ -453,8 +453,6 @@ def make_keeper(options: k.KeepOptions) -> SessionActor:
     """Return the keeper of a new session, in the process that this is called in."""
     return SessionActor(options)
 
-
-# ``EventLog``: the last events of a kept session, numbered, for those who listen from afar.
 
 KEPT_EVENTS = 4096
 """Events that are kept for a kernel that was away for a moment; one that missed more is told everything anew."""

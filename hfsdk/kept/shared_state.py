@@ -303,7 +303,7 @@ class SharedRows:
 
 @dataclass(eq=False)
 class SharedState:
-    """See the module's text; may be used from any thread."""
+    """One side of the state that kernel and session actor share; may be used from any thread."""
 
     parts: Parts
     told: Sequence[SharedSection]

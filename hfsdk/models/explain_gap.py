@@ -557,8 +557,6 @@ def _same(one: Ragged, other: Ragged) -> bool:
     return bool(np.array_equal(one.lengths, other.lengths) and np.array_equal(one.flat, other.flat))
 
 
-# The engines over a batch's tokens once more, with one thing changed: what the experiments of ``actor.explain_gap`` call.
-
 LOG_PROBS = "gap_log_probs"
 """The column that the experiments write; it is in no batch of the user's."""
 
@@ -593,7 +591,7 @@ class Origin:
 
 
 class GapPasses:
-    """See the module's text.
+    """Passes of both engines over a batch's tokens, each with one thing changed: the experiments of ``actor.explain_gap``.
 
     Args:
         actor: whose engines.

@@ -183,7 +183,7 @@ def restorer(
     return AutoRestore(parts, control, best, config.max_restores, config.folder, config.keep, smaller)
 
 
-# ``ElasticFallback``: where a run goes on when a node has left the cluster; planned for every node before the run begins.
+# Where a run goes on when a node has left the cluster
 #
 # ::
 #
@@ -205,7 +205,7 @@ class Fit:
 
 
 class ElasticFallback:
-    """See the module's text."""
+    """Where a run goes on without a node, planned for every node before the run begins."""
 
     def __init__(self, parts: Parts, algorithm: Algorithm, prompts: RowStream) -> None:
         self._parts, self._algorithm, self._prompts = parts, algorithm, prompts

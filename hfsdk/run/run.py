@@ -350,7 +350,7 @@ class CurrentRun:
             self.run._control.close()
 
 
-# A line of progress in a terminal.
+# Progress in a terminal
 
 SCORED, LEARNED = ("score_mean", "kl_mean"), ("actor_loss", "accuracy", "margin")
 """A step's main numbers: of what it scored, or of an algorithm that scores nothing, as DPO."""
@@ -393,7 +393,7 @@ def progress_bar(steps: int, shown: bool) -> Iterator[Bar]:
         yield Bar(bar)
 
 
-# ``RunRecord``: what the finished steps of a run left: their numbers, where their time went, a few samples.
+# What finished steps leave
 
 NUM_SAMPLES = 3
 MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
@@ -532,7 +532,7 @@ def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: 
     return taken
 
 
-# ``RunControl``: whether a run goes on, between the loop that takes its steps and the threads that pause or stop it.
+# Whether a run goes on
 
 
 class FindsFirstBad(Protocol):
@@ -784,10 +784,7 @@ class StepCalls:
         return Trace(tuple(s for s in trace if s.call_id in self.own), trace.title)
 
 
-# ``ComparedRuns``: the finished runs of the session's last ``compare``, which ``resume=True`` takes instead of running them again.
-#
-# A run is taken where the algorithm has equal options (and is of the same class, not of one defined anew), the seed and the number
-# of steps are equal, and it began at the same point: branch, counters and updates, roles as declared, place in the prompts.
+# What compare keeps
 
 
 @dataclass(frozen=True)
@@ -817,7 +814,12 @@ def options_of(algorithm: Any) -> str:
 
 @dataclass(eq=False)
 class ComparedRuns:
-    """See the module's text."""
+    """The finished runs of the session's last ``compare``, which ``resume=True`` takes instead of running them again.
+
+    A run is taken where the algorithm has equal options (and is of the same class, not of one defined anew), the seed and the
+    number of steps are equal, and it began at the same point: branch, counters and updates, roles as declared, place in the
+    prompts.
+    """
 
     start: Hashable = None
     """Where they began; whatever tells two points apart."""

@@ -464,7 +464,7 @@ def uninterrupted() -> Iterator[list[Any]]:
         previous(*caught[-1])
 
 
-# ``Fetched``: copies of the columns that came to this process, for whoever looks at a batch after ``session.close()``.
+# Columns that came to this process
 #
 # The columns of a batch live with the workers and end with them. What was brought here, or was the user's own, is kept as long as
 # some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because what a fetch returns may be memory of a worker's
@@ -494,7 +494,10 @@ class ColumnRows:
 
 
 class Fetched:
-    """See the module's text. May be used from any thread; whoever runs inside a finalizer must not (there is a lock)."""
+    """Copies of the columns that came to this process, to look at after ``session.close()``.
+
+    Any thread may use them, but no finalizer: there is a lock.
+    """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes, self._num_bytes = most_bytes, 0

@@ -65,7 +65,7 @@ _turns: dict[str, Turns] = {}
 
 
 class FolderLock:
-    """Held while a folder is saved to. See the module's text.
+    """A lock that is held while a folder is saved to, so that other processes are refused.
 
     Attributes:
         left: what a process that was killed had not finished, or not yet removed.

@@ -31,7 +31,7 @@ class Watched:
         monkeypatch.setattr(runtime, "goes_direct", lambda giver, taker: not set(giver.devices) & set(taker.devices))
         monkeypatch.setattr(runtime, "call", self.call)
         monkeypatch.setattr(runtime, "load", self.load)
-        monkeypatch.setattr(weight_syncs, "Meeting", self.meet)
+        monkeypatch.setattr(weight_syncs, "LaneReservation", self.meet)
 
     def meet(self):
         self.meetings.append(LaneReservation(arrived=Counted()))

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 import hfsdk as hf
-from hfsdk.kept import remote_session, server, tls
 from hfsdk.kept import requests as k
+from hfsdk.kept import server, tls, wire
 from hfsdk.kept import session_actor as keepers
 from hfsdk.kept.attach import package_version
 from hfsdk.session.start import start_simulated, taken
@@ -87,11 +87,11 @@ def kernels_line(port):
 
 def prove(line, token=TOKEN):
     """Say what a kernel with this token says, believing whatever the server shows; return that."""
-    nonce = secrets.token_bytes(remote_session.NONCE_BYTES)
+    nonce = secrets.token_bytes(wire.NONCE_BYTES)
     line.sendall(nonce)
-    shown = exactly(line, remote_session.NONCE_BYTES + remote_session.PROOF_BYTES)
+    shown = exactly(line, wire.NONCE_BYTES + wire.PROOF_BYTES)
     certificate = tls.fingerprint(line.getpeercert(binary_form=True))
-    line.sendall(remote_session.proof(token, "kernel", nonce + shown[: remote_session.NONCE_BYTES], certificate))
+    line.sendall(wire.proof(token, "kernel", nonce + shown[: wire.NONCE_BYTES], certificate))
     return shown
 
 
@@ -112,7 +112,7 @@ def all_of(line):
 
 
 def framed(data):
-    return len(data).to_bytes(remote_session.LENGTH_BYTES, "big") + data
+    return len(data).to_bytes(wire.LENGTH_BYTES, "big") + data
 
 
 class Impostor:
@@ -180,14 +180,14 @@ def answers_as_http(line, heard):
 
 def guesses(line, heard):
     with own_tls(line) as tls:
-        heard += exactly(tls, remote_session.NONCE_BYTES)
-        tls.sendall(secrets.token_bytes(remote_session.NONCE_BYTES + remote_session.PROOF_BYTES))
+        heard += exactly(tls, wire.NONCE_BYTES)
+        tls.sendall(secrets.token_bytes(wire.NONCE_BYTES + wire.PROOF_BYTES))
         listen(tls, heard)
 
 
 def echoes(line, heard):
     with own_tls(line) as tls:
-        heard += exactly(tls, remote_session.NONCE_BYTES)
+        heard += exactly(tls, wire.NONCE_BYTES)
         tls.sendall(bytes(heard) * 3)
         listen(tls, heard)
 
@@ -197,7 +197,7 @@ def plays_back(shown):
 
     def speak(line, heard):
         with own_tls(line) as tls:
-            heard += exactly(tls, remote_session.NONCE_BYTES)
+            heard += exactly(tls, wire.NONCE_BYTES)
             tls.sendall(shown)
             listen(tls, heard)
 
@@ -209,9 +209,9 @@ def passes_on(port):
 
     def speak(line, heard):
         with own_tls(line) as tls, kernels_line(port) as there:
-            heard += exactly(tls, remote_session.NONCE_BYTES)
+            heard += exactly(tls, wire.NONCE_BYTES)
             there.sendall(bytes(heard))
-            tls.sendall(exactly(there, remote_session.NONCE_BYTES + remote_session.PROOF_BYTES))
+            tls.sendall(exactly(there, wire.NONCE_BYTES + wire.PROOF_BYTES))
             listen(tls, heard)
 
     return speak

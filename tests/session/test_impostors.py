@@ -29,7 +29,7 @@ from served import (
 )
 
 import hfsdk as hf
-from hfsdk.kept import remote_session
+from hfsdk.kept import wire
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def told_to(impostor):
 def shown_to_a_stranger(port):
     """What the true server says to whoever asks."""
     with kernels_line(port) as line:
-        line.sendall(bytes(remote_session.NONCE_BYTES))
-        return exactly(line, remote_session.NONCE_BYTES + remote_session.PROOF_BYTES)
+        line.sendall(bytes(wire.NONCE_BYTES))
+        return exactly(line, wire.NONCE_BYTES + wire.PROOF_BYTES)
 
 
 @pytest.mark.parametrize("attack", ["http", "guesses", "echoes", "plays back", "passes on"])
@@ -73,7 +73,7 @@ def test_who_took_the_servers_port_gets_nothing_and_the_kernel_goes_on(session_k
             session.detach()
     for heard in impostor.heard:
         assert TOKEN.encode() not in heard
-        assert attack == "http" or len(heard) <= remote_session.NONCE_BYTES, "nothing but a nonce, which is new each time"
+        assert attack == "http" or len(heard) <= wire.NONCE_BYTES, "nothing but a nonce, which is new each time"
     assert len(set(told_to(impostor))) == len(told_to(impostor))
     texts = [str(one.message) for one in told if str(one.message).startswith("what answers at")]
     assert len(texts) == 1, "told once"
@@ -81,7 +81,7 @@ def test_who_took_the_servers_port_gets_nothing_and_the_kernel_goes_on(session_k
 
 
 def test_who_says_nothing_at_the_servers_port_gets_nothing(session_kept, monkeypatch):
-    monkeypatch.setattr(remote_session, "CONNECT_S", 0.3)
+    monkeypatch.setattr("hfsdk.kept.remote_session.CONNECT_S", 0.3)
     server = Served()
     session = attach(server.port)
     server.close()
@@ -164,7 +164,7 @@ def test_who_passes_all_on_reads_nothing_and_a_changed_byte_ends_the_connection(
 def test_the_proofs_of_both_sides_and_of_each_connection_differ(session_kept):
     nonces, certificate = bytes(64), bytes(32)
     made = {
-        remote_session.proof(token, role, nonces, shown)
+        wire.proof(token, role, nonces, shown)
         for token in (TOKEN, TOKEN + "x") for role in ("server", "kernel") for shown in (certificate, bytes([1]) * 32)
     }  # fmt: skip
     assert len(made) == 8

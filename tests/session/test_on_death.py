@@ -113,9 +113,11 @@ def test_a_failure_that_nobody_saw_is_not_raised_after_the_death(session, prompt
 def test_a_worker_that_dies_in_a_call_is_replaced_and_the_run_goes_on(session, prompts, tmp_path, runtime):
     class Killed(OneCall):
         def step(self, models, prompts):
+            if session.run.restores:  # it died once: whether the step's own update comes to run after that is a matter of threads
+                runtime.failing = {}
             step = super().step(models, prompts)
             learn(models.actor, 1)
-            runtime.failing = {"generate": DIED} if len(runtime.sent("step")) == 3 else {}
+            runtime.failing = {"generate": DIED} if len(runtime.sent("step")) == 3 and not session.run.restores else {}
             return step
 
     with pytest.warns(UserWarning, match=r"a worker died in step 3, and the run goes on from its save after step 1"):

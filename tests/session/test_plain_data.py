@@ -18,8 +18,8 @@ from hfsdk.core.table import Ragged, Table
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
 from hfsdk.kept.codec import from_plain, to_plain
-from hfsdk.kept.remote_session import answer_bytes, answer_of, request_bytes, request_of
 from hfsdk.kept.shared_state import RUN_SECTIONS, SECTIONS, SharedState, history_rows
+from hfsdk.kept.wire import answer_bytes, answer_of, request_bytes, request_of
 from hfsdk.session.parts import parts_of
 
 

@@ -16,9 +16,9 @@ from hfsdk import serve
 from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.replies import Reply
-from hfsdk.kept import remote_session, tls
 from hfsdk.kept import requests as k
 from hfsdk.kept import server as serving
+from hfsdk.kept import tls, wire
 from hfsdk.kept.attach import package_version
 
 ACT, LOOK = k.Ask(1, m.Release((1,))), k.Ask(1, q.StateOf(3))
@@ -86,7 +86,7 @@ def session_kept(monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Messages of at most this."""
-    monkeypatch.setattr(remote_session, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(wire, "MOST_BYTES", 100_000)
     return 100_000
 
 
@@ -122,15 +122,15 @@ def test_what_is_no_address_is_refused(address):
 
 
 def test_an_answer_that_is_too_large_is_an_error_of_its_question_alone(small):
-    number, reply = remote_session.answer_of(remote_session.answer_bytes(7, Reply(np.arange(20_000.0))), None)
+    number, reply = wire.answer_of(wire.answer_bytes(7, Reply(np.arange(20_000.0))), None)
     assert number == 7
     with refuses(hf.OptionError, f"{small:,}"):
         reply.unpack()
-    assert remote_session.answer_of(remote_session.answer_bytes(8, Reply(3)), None)[1].unpack() == 3
+    assert wire.answer_of(wire.answer_bytes(8, Reply(3)), None)[1].unpack() == 3
 
 
 def hello(name=NAME, **more):
-    return framed(remote_session.msgpack().encode({"client": "c", "version": package_version(), "name": name, "next": 1} | more))
+    return framed(wire.msgpack().encode({"client": "c", "version": package_version(), "name": name, "next": 1} | more))
 
 
 @each(
@@ -159,8 +159,8 @@ def test_a_kernel_that_makes_no_sense_is_told_so_and_the_others_go_on(session_ke
     [
         (framed(b"x" * 5000), "no kernel"),  # more than a hello may be
         (framed(b"x"), "no kernel"),
-        (framed(remote_session.msgpack().encode([1, 2])), "no kernel"),
-        (framed(remote_session.msgpack().encode({"version": "0", "name": NAME})), "another version"),
+        (framed(wire.msgpack().encode([1, 2])), "no kernel"),
+        (framed(wire.msgpack().encode({"version": "0", "name": NAME})), "another version"),
         (hello("none"), "there is no session"),
     ],
 )

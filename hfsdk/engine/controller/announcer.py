@@ -15,7 +15,7 @@ from hfsdk.engine.controller.records import CallRecord, Ledger
 
 
 class Announcer:
-    """See the module's text; anyone may announce, on any thread."""
+    """Tells listeners of calls; anyone may announce, on any thread."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []

@@ -93,8 +93,6 @@ class CallQueue:
                 over.set()
 
 
-# ``ShutdownFlag``: whether the controller is closed; whatever waits looks here.
-
 WAIT_S = 0.2
 """How often what waits for something else looks whether the session was closed meanwhile."""
 

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 class Controller:
-    """See the module's text. One instance serves one session; ``send`` may be called from any thread."""
+    """The single controller (HybridFlow, section 3). One instance serves one session; ``send`` may be called from any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -59,7 +59,7 @@ TELLS_S = 5.0
 
 
 class Execution:
-    """See the module's text. Runs on lanes, without the controller's lock, which a place that drains a lane holds."""
+    """Carries calls out. Runs on lanes, without the controller's lock, which a place that drains a lane holds."""
 
     def __init__(
         self, runtime: Runtime, ledger: Ledger, homes: RolePlacer, syncs: WeightSyncs, announcer: Announcer, closing: ShutdownFlag

@@ -25,7 +25,7 @@ Live = Mapping[str, tuple[Progress | None, tuple[Span, ...]]]
 
 
 class QueryHandler:
-    """See the module's text."""
+    """Answers the questions that change nothing."""
 
     def __init__(self, runtime: Runtime, ledger: Ledger, homes: RolePlacer, steps: Steps, live: Callable[[], Live]) -> None:
         self._runtime, self._ledger, self._homes, self._steps, self._live = runtime, ledger, homes, steps, live

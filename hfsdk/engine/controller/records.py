@@ -323,7 +323,7 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
     return total
 
 
-# ``Ledger``: the calls that the controller remembers, and what it keeps of the others.
+# The calls that the controller remembers
 #
 # A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
 # steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
@@ -339,7 +339,7 @@ MOST_CALLS = 10_000
 
 
 class Ledger:
-    """See the module's text. Whoever adds or prunes holds the controller's lock; anyone may look."""
+    """The calls of a session, as far as they are remembered. Adding and pruning need the controller's lock; looking needs none."""
 
     def __init__(self) -> None:
         self._records: dict[int, CallRecord] = {}
@@ -578,9 +578,6 @@ def _runs(rows: Array) -> str:
 
 def _ranges(runs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)
-
-
-# ``Steps``: which step of the trace a call is of.
 
 
 class Steps:

@@ -33,7 +33,9 @@ from hfsdk.engine.controller.snapshots import SnapshotStore
 
 
 class RolePlacer:
-    """See the module's text. ``place`` and ``remove`` are called under the controller's lock; the rest runs on lanes.
+    """The place of every role, and its moves.
+
+    ``place`` and ``remove`` are called under the controller's lock; the rest runs on lanes.
 
     Attributes:
         roles: every declared role, shadows included.

@@ -32,7 +32,7 @@ class _Held:
 
 
 class SnapshotStore:
-    """See the module's text; the controller calls it under its lock, but for ``forget``, which may come from anywhere.
+    """The states that snapshots refer to. The controller calls it under its lock, but for ``forget``, which may come from anywhere.
 
     Attributes:
         lineage: which versions of the weights there were.

@@ -23,7 +23,7 @@ from hfsdk.engine.controller.role_placement import RolePlacer
 
 
 class WeightSyncs:
-    """See the module's text. ``sync`` is called under the controller's lock, the rest on lanes.
+    """Brings trained weights to shadows. ``sync`` is called under the controller's lock, the rest on lanes.
 
     Args:
         runtime: carries calls out.

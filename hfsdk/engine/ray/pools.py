@@ -58,7 +58,7 @@ class WorkerOptions:
 
 
 class RayPools:
-    """See the module's text.
+    """The workers of all devices, and the pools that they form.
 
     Attributes:
         open: the open pools, by name.

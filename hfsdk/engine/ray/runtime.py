@@ -469,8 +469,6 @@ def _each_of(refs: Sequence[Any]) -> list[Any]:
     return found
 
 
-# What is asked of every rank of a pool, or of two at once, and what becomes of their answers.
-
 USER_GRACE_S = 600.0
 """As ``GRACE_S``, where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another.
 
@@ -479,7 +477,7 @@ An interrupt ends the wait.
 
 
 class RayCalls:
-    """See the module's text.
+    """Calls of every rank of a pool, or of two pools at once, and their answers.
 
     Attributes:
         cancelled: numbers of the calls that were asked to stop.
@@ -699,11 +697,8 @@ def inlined_bytes(value: Any) -> int:
     return int(getattr(value, "nbytes", 0)) if getattr(value, "shape", ()) or isinstance(value, Table) else 0
 
 
-# A model's folder, brought to the nodes of a pool that lack it.
-
-
 class FolderSender:
-    """See the module's text."""
+    """Brings a model's folder to the nodes of a pool that lack it."""
 
     def __init__(self, pools: RayPools) -> None:
         self._pools = pools
@@ -746,14 +741,12 @@ def _write_piece(name: str, piece: Any, worker: Any) -> Any:
     return worker.write_piece.remote(name, piece)
 
 
-# The process on this machine that runs the user's functions over columns; it is killed when one takes too long.
-
 END_SEEN_S = 2.0
 """How long Ray may take to tell of a process on this machine that has ended."""
 
 
 class TaskRunner:
-    """See the module's text."""
+    """The process on this machine that runs the user's functions over columns; it is killed when one takes too long."""
 
     def __init__(self, log_file: Path, start_s: float, cancelled: Set[int]) -> None:
         """Have no process yet.

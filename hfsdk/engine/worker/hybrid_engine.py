@@ -85,7 +85,7 @@ def _scaled(adapters: Mapping[str, Tensor], lora: LoRA) -> dict[str, Tensor]:
 
 
 class HybridEngine:
-    """See the module's text.
+    """Moves one role's weights between its trainer and its rollout on the same devices.
 
     Attributes:
         plan: how what the role learns goes from the trainer to the rollout; ``None`` where one of them is missing.
@@ -383,11 +383,8 @@ class HybridEngine:
         safe.agree(self._groups.world, error)
 
 
-# ``ShadowWeights``: what a trained role gives to its shadow on other devices, and what the shadow takes.
-
-
 class ShadowWeights:
-    """See the module's text.
+    """The weights that a trained role gives to its shadow on other devices, and that the shadow takes.
 
     Attributes:
         version: of the weights that a shadow has.

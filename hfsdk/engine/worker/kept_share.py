@@ -19,7 +19,7 @@ from hfsdk.engine.weights.shares import StateShare, pieces
 
 @dataclass(frozen=True, eq=False)
 class KeptShare:
-    """See the module's text."""
+    """One rank's share of a role's state, as a snapshot keeps it."""
 
     share: StateShare
     shard: Shard

@@ -28,7 +28,7 @@ Layer = tuple[str, float]
 
 
 class Probe:
-    """See the module's text."""
+    """Looks at one role on one rank: weights, layers' outputs, losses per token, gradients."""
 
     def __init__(self, hosted: RoleOnRank) -> None:
         self._hosted = hosted

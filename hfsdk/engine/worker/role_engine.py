@@ -560,9 +560,6 @@ def fits_host(full: Mapping[str, Tensor]) -> bool:
     return bool(psutil.virtual_memory().available > SPARE * 4 * sum(tensor.numel() for tensor in full.values()))
 
 
-# ``RankView``: what the user's functions see of a role on one rank.
-
-
 class RankView:
     """What ``handle.run(fn)`` and primitives see: one rank of one role.
 

@@ -42,7 +42,7 @@ BASE = "base"
 
 
 class RoleStateTransfer:
-    """See the module's text; every method is collective over the role."""
+    """Exports and restores this rank's part of a role's state; every method is collective over the role."""
 
     def __init__(self, spec: RoleSpec, worker: RoleHost, groups: RoleGroups, trainer: Trainer, transition: HybridEngine) -> None:
         self._spec, self._worker, self._groups = spec, worker, groups
