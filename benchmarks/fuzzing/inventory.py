@@ -70,8 +70,8 @@ ENGINE_SIDE = {
     "Saving": ("run", "run_in_background", "settle"),
     "Move": ("of_layer",),
     "PerfModel": (
-        "agree", "costs", "decode", "forward", "gather", "generate_each", "host_task", "method_costs", "move", "onload", "optimizer",
-        "planned_reshard", "prefill", "reduced_bytes", "reduction", "reshard", "rewrite", "seconds", "train",
+        "agree", "costs", "decode", "forward", "gather", "generate_each", "host_task", "method_costs", "move", "onload",
+        "optimizer", "planned_reshard", "prefill", "reduced_bytes", "reduction", "reshard", "rewrite", "seconds", "train",
     ),
     "TransferProtocol": ("collectors", "scatter"),
     "ResponseLengths": ("draw",),
