@@ -33,8 +33,8 @@ from hfsdk.core.store import AnyPath, StorePath
 from hfsdk.core.table import Table
 from hfsdk.core.unscored import scored_rows
 from hfsdk.models import ReferenceModel, RewardModel
+from hfsdk.run.host import TrainHost
 from hfsdk.session.context import MEASURE, SCORE, START, STEP, BestCheckpoint
-from hfsdk.session.parts import Parts
 from hfsdk.session.streams import PromptStream, RowStream
 from hfsdk.state.checkpoint_index import BEST, folder_of, read_index, split
 
@@ -69,7 +69,7 @@ class KeepBest:
 
 
 def best_tracker(
-    parts: Parts, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
+    host: TrainHost, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
 ) -> BestCheckpointTracker | None:
     """Return what keeps the best checkpoint of a run, if that was asked for.
 
@@ -88,17 +88,17 @@ def best_tracker(
         )
     if folder is None:
         raise OptionError("keep_best needs a folder to save to (folder=...)")
-    if parts.context.simulated:
+    if host.context.simulated:
         raise OptionError("keep_best needs scores, and a simulated session has none; leave it out")
     tokens = wanted.max_new_tokens or int(getattr(algorithm, "max_new_tokens", 32))
     temperature = float(getattr(algorithm, "temperature", 1.0)) if wanted.temperature is None else wanted.temperature
-    _ = parts.deployment.models.reward
+    _ = host.deployment.models.reward
     best = folder_of(folder, "a save") / BEST
-    parts.saves.check_space(best, 2, 1)
+    host.saves.check_space(best, 2, 1)
     if resume is None:
-        parts.saves.tell_of_anothers(best)
+        host.saves.tell_of_anothers(best)
     return BestCheckpointTracker(
-        parts, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent)
+        host, wanted, tokens, temperature, best, resumed=resume is not None and _within(resume, best.parent)
     )
 
 
@@ -109,8 +109,8 @@ class BestCheckpointTracker:
         best: the best so far; ``None`` before anything was measured.
     """
 
-    def __init__(self, parts: Parts, wanted: KeepBest, tokens: int, temperature: float, folder: AnyPath, resumed: bool) -> None:
-        self._parts, self._wanted, self._tokens, self._temperature, self._folder = parts, wanted, tokens, temperature, folder
+    def __init__(self, host: TrainHost, wanted: KeepBest, tokens: int, temperature: float, folder: AnyPath, resumed: bool) -> None:
+        self._host, self._wanted, self._tokens, self._temperature, self._folder = host, wanted, tokens, temperature, folder
         self._resumed = resumed
         self._told = str(folder) if isinstance(folder, StorePath) else folder
         """The same, for who asks where the best is."""
@@ -129,9 +129,9 @@ class BestCheckpointTracker:
                 raise CallError(
                     f"the held-out score before the first step is {score}: the reward has no number for some responses. Look at "
                     "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text.",
-                    role=self._parts.deployment.models.reward.name,
+                    role=self._host.deployment.models.reward.name,
                 )
-            self._save(BestCheckpoint(score, self._parts.context.counters.count("steps") - 1, score, self._told))
+            self._save(BestCheckpoint(score, self._host.context.counters.count("steps") - 1, score, self._told))
         else:
             self._count(self.best)
 
@@ -148,18 +148,18 @@ class BestCheckpointTracker:
 
     def _score(self) -> float:
         found = evaluate(
-            self._parts, self._wanted.prompts, num_prompts=self._wanted.num_prompts, max_new_tokens=self._tokens,
+            self._host, self._wanted.prompts, num_prompts=self._wanted.num_prompts, max_new_tokens=self._tokens,
             temperature=self._temperature, num_samples=0,
         )  # fmt: skip
         return float(found["score_mean"][0])
 
     def _save(self, best: BestCheckpoint) -> None:
-        before = self._parts.context.counters.all()
+        before = self._host.context.counters.all()
         self._count(best)
         try:
-            self._parts.saves.save(self._folder)
+            self._host.saves.save(self._folder)
         except BaseException:
-            self._parts.context.counters.replace(before)  # what is not saved is not the best there is
+            self._host.context.counters.replace(before)  # what is not saved is not the best there is
             raise
         self.best = best
 
@@ -170,11 +170,11 @@ class BestCheckpointTracker:
 
     def _count(self, best: BestCheckpoint) -> None:
         for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start), (MEASURE, self._measure())):
-            self._parts.context.counters.set(name, value)
+            self._host.context.counters.set(name, value)
 
     def _known(self) -> BestCheckpoint | None:
         """Return the best that is in the folder, if it is of the run that goes on and was measured as this one."""
-        counters = self._parts.context.counters.all()
+        counters = self._host.context.counters.all()
         try:
             index = read_index(self._folder)
             saved = index.read(index.saves[-1]).session["counters"]
@@ -188,12 +188,12 @@ class BestCheckpointTracker:
         if same and alike:
             return best
         why = "of another run" if not same else "measured on other prompts, with other sampling or by another reward"
-        self._parts.context.notice(f"keep_best: {best} is {why}; it is replaced by the best from here on")
+        self._host.context.notice(f"keep_best: {best} is {why}; it is replaced by the best from here on")
         return None
 
     def _measure(self) -> float:
         """Return a number that tells how it is measured; a function by its text, which another kernel pickles otherwise."""
-        wanted, role = self._wanted, self._parts.deployment.models.reward.role
+        wanted, role = self._wanted, self._host.deployment.models.reward.role
         reward = (role.function.name, role.function.source) if role.function else (role.folder, role.model)
         what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, reward))
         return float(int.from_bytes(hashlib.sha256(what.encode()).digest()[:6], "big"))
@@ -208,7 +208,7 @@ def _within(folder: str | Path, root: AnyPath) -> bool:
 
 
 def evaluate(
-    parts: Parts,
+    host: TrainHost,
     prompts: Any,
     *,
     reward: RewardModel | None = None,
@@ -228,13 +228,13 @@ def evaluate(
         raise OptionError(f"evaluate takes prompts, session.prompts(held_out), to generate for; got {prompts!r}")
     if pass_at and max(pass_at) > n:
         raise OptionError(f"pass_at must be at most n, the responses to a prompt; got pass_at={shown(tuple(pass_at))}, n={n}")
-    models = parts.deployment.models
+    models = host.deployment.models
     reward = reward or models.reward
-    stream = prompts if isinstance(prompts, PromptStream) else parts.sources.in_order(prompts)
+    stream = prompts if isinstance(prompts, PromptStream) else host.sources.in_order(prompts)
     batch: Batch = stream.rows(0, min(num_prompts, stream.num_prompts))
     batch = models.actor.generate(batch, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, n=n)
     reads = ["response", "scores", "finish_reason", "policy_version", "group"]
-    if any(isinstance(h, ReferenceModel) for h in parts.deployment.book) and temperature > 0:
+    if any(isinstance(h, ReferenceModel) for h in host.deployment.book) and temperature > 0:
         batch = models.actor.compute_log_probs(batch)
         batch = models.reference.compute_log_probs(batch)
         reads += ["old_log_probs", "ref_log_probs"]

@@ -17,13 +17,13 @@ from hfsdk.core.experiment import Experiment, read_baseline
 from hfsdk.core.rows import Row
 from hfsdk.core.snapshot import Snapshot
 from hfsdk.engine.calls import queries as q
+from hfsdk.run.host import TrainHost
 from hfsdk.run.notebook import wants_progress
 from hfsdk.run.run import ComparedRun, options_of
 from hfsdk.run.train import train
 from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.algorithm import Algorithm, check_algorithm, check_roles
 from hfsdk.session.client import uninterrupted
-from hfsdk.session.parts import Parts
 from hfsdk.session.role_book import opened
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ GO_ON = "the same call with resume=True keeps them and runs the others"
 
 
 def compare(
-    parts: Parts,
+    host: TrainHost,
     algorithms: Algorithms,
     prompts: Any,
     *,
@@ -55,23 +55,23 @@ def compare(
     """Carry out ``session.compare``; its text says what the arguments are."""
     named = _named(algorithms)
     for algorithm in named.values():
-        check_roles(algorithm, parts.deployment.models)
+        check_roles(algorithm, host.deployment.models)
     seeds = _different(seeds)
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:
         raise OptionError("save_baseline=True needs the file to write: baseline='ppo.json'")
     known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
-    if baseline is not None and parts.context.simulated:
+    if baseline is not None and host.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
-    stream = parts.sources.stream_of(prompts, pairs=any(isinstance(one, DPO) for one in named.values()))
+    stream = host.sources.stream_of(prompts, pairs=any(isinstance(one, DPO) for one in named.values()))
     shown = wants_progress() if progress is None else progress
-    comparison = _Comparison(parts, named, stream, steps, seeds, resume)
+    comparison = _Comparison(host, named, stream, steps, seeds, resume)
     comparison.run(snapshot, shown)
     experiment = Experiment(
         tuple(comparison.rows), options, seeds, steps, known, comparison.branches, tuple(comparison.unfinished)
     )  # fmt: skip
     if experiment.partial:
-        parts.context.notice(f"{comparison.ending()}. Their results are returned; {GO_ON}.")
+        host.context.notice(f"{comparison.ending()}. Their results are returned; {GO_ON}.")
     elif save_baseline and baseline is not None:
         experiment.save_baseline(baseline)
     return experiment
@@ -81,7 +81,7 @@ def compare(
 class _Comparison:
     """The runs of one ``compare``, one after the other, each from the same point."""
 
-    parts: Parts
+    host: TrainHost
     named: Mapping[str, Algorithm]
     prompts: RowStream
     steps: int
@@ -107,11 +107,11 @@ class _Comparison:
             KeyboardInterrupt: no run was finished by then.
             CallError: a call failed.
         """
-        parts, before, here = self.parts, self.parts.runs.run, None
-        asked = None if snapshot is None else parts.snapshots.find(snapshot)
+        host, before, here = self.host, self.host.runs.run, None
+        asked = None if snapshot is None else host.snapshots.find(snapshot)
         with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
             try:
-                here = parts.snapshots.snapshot("compare")
+                here = host.snapshots.snapshot("compare")
                 start = here if asked is None else asked
                 self._take_finished(start)
                 with runs_bar(tuple(self.unfinished), self.steps, shown) as bar:
@@ -126,21 +126,21 @@ class _Comparison:
                 raise
             finally:
                 notices: tuple[str, ...] = ()
-                if here is not None and not parts.client.closed:
-                    notices = parts.snapshots.come_home(here)
-                    parts.snapshots.forget(here)
-                parts.runs.run = before
+                if here is not None and not host.client.closed:
+                    notices = host.snapshots.come_home(here)
+                    host.snapshots.forget(here)
+                host.runs.run = before
                 for notice in notices:
-                    parts.context.notice(notice)
+                    host.context.notice(notice)
             if self.unfinished and not self.num_finished:
                 raise KeyboardInterrupt(self.ending())
             held.clear()  # it has been answered
 
     def _take_finished(self, start: Snapshot) -> None:
         """Take the runs that an earlier comparison finished, where these shall go on from it."""
-        compared = self.parts.runs.compared
+        compared = self.host.runs.compared
         if compared.begin(self._point(start), self.resume):
-            self.parts.context.notice(
+            self.host.context.notice(
                 "resume=True finds no runs to keep: the session was trained, or something in it declared anew, since the last "
                 "compare; all runs begin again from here"
             )
@@ -151,33 +151,33 @@ class _Comparison:
 
     def _point(self, start: Snapshot) -> Hashable:
         """Return what tells the start from others: the branch, what was trained by hand, roles, counters, the prompts' place."""
-        parts = self.parts
-        by_hand = [c.call_id for c in parts.client.send(q.Changes()) if c.branch == start.branch and c.call_id <= start.order]
+        host = self.host
+        by_hand = [c.call_id for c in host.client.send(q.Changes()) if c.branch == start.branch and c.call_id <= start.order]
         roles = [(repr(opened(role)), role.function.version if role.function else "") for role in start.roles]
-        place = parts.snapshots.place_of(start, self.prompts)
+        place = host.snapshots.place_of(start, self.prompts)
         return repr((start.branch, by_hand, roles, sorted(start.counters.items()), self.prompts._fingerprint, place))
 
     def _run_next(self, start: Snapshot, bar: RunsBar) -> bool:
         """Run the next one; return whether others may follow."""
-        parts, (name, seed) = self.parts, self.unfinished[0]
+        host, (name, seed) = self.host, self.unfinished[0]
         algorithm = self.named[name]
         options = options_of(algorithm)
-        branch = parts.snapshots.fork(start, _free(parts, f"{name}, seed {seed}"))
-        parts.context.seed = seed
+        branch = host.snapshots.fork(start, _free(host, f"{name}, seed {seed}"))
+        host.context.seed = seed
         bar.begin(name, seed)
 
         def stop(row: Row) -> bool:
             bar.step(row)
-            return parts.runs.pause_asked
+            return host.runs.pause_asked
 
         config = TrainConfig(algorithm=algorithm, prompts=self.prompts, steps=self.steps, stop=stop, look_back=0)
-        run = train(parts, config, progress=False)
+        run = train(host, config, progress=False)
         if len(run.rows) < self.steps:
             return False
         rows = [_row(name, seed, row) for row in run.rows]
-        parts.runs.compared.finished.append(ComparedRun(type(algorithm), options, seed, self.steps, rows, branch))
+        host.runs.compared.finished.append(ComparedRun(type(algorithm), options, seed, self.steps, rows, branch))
         self._add(name, seed, rows, branch)
-        return not parts.runs.pause_asked
+        return not host.runs.pause_asked
 
     def _add(self, name: str, seed: int, rows: Sequence[Row], branch: str) -> None:
         self.rows += [{**row, "algorithm": name} for row in rows]
@@ -231,9 +231,9 @@ def _different(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _free(parts: Parts, name: str) -> str:
+def _free(host: TrainHost, name: str) -> str:
     """Return a name that no branch has yet."""
-    taken = {branch.name for branch in parts.log.history().branches}
+    taken = {branch.name for branch in host.log.history().branches}
     return name if name not in taken else next(n for i in range(2, len(taken) + 3) if (n := f"{name} ({i})") not in taken)
 
 

@@ -32,10 +32,10 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.engine.calls import queries as q
 from hfsdk.planner.perf.memory import check_fits
 from hfsdk.run.best import BestCheckpointTracker
+from hfsdk.run.host import TrainHost
 from hfsdk.run.run import Resized, Restored, RunControl
 from hfsdk.run.train_config import RESTORE, TrainConfig
 from hfsdk.session.algorithm import Algorithm
-from hfsdk.session.parts import Parts
 from hfsdk.session.role_specs import placed, with_layouts
 from hfsdk.session.streams import RowStream
 
@@ -57,7 +57,7 @@ def is_death(error: BaseException) -> bool:
 class AutoRestore:
     """Goes back to the last save of a run after a death."""
 
-    parts: Parts
+    host: TrainHost
     control: RunControl
     best: BestCheckpointTracker | None
     most: int
@@ -71,10 +71,10 @@ class AutoRestore:
 
     def begin(self) -> None:
         """Save the start, for a death before the first save."""
-        parts = self.parts
+        host = self.host
         with self.control.saving():
-            parts.saves.save(self.folder, keep=self.keep)
-        self.control.record.saved = {"folder": str(self.folder), "step": parts.context.next_step() - 1}
+            host.saves.save(self.folder, keep=self.keep)
+        self.control.record.saved = {"folder": str(self.folder), "step": host.context.next_step() - 1}
 
     def is_death(self, error: HfsdkError) -> bool:
         """Whether an error tells of a worker that died, or of a node that has left and is not gone without yet."""
@@ -89,11 +89,11 @@ class AutoRestore:
         Raises:
             HfsdkError: ``error`` itself, where there were as many deaths before; or what the save cannot be loaded by.
         """
-        record, parts, begun, begun_ns = self.control.record, self.parts, time.monotonic(), time.time_ns()
-        died_in, before = parts.context.next_step(), parts.deployment.absent
+        record, host, begun, begun_ns = self.control.record, self.host, time.monotonic(), time.time_ns()
+        died_in, before = host.context.next_step(), host.deployment.absent
         while True:
             if len(record.restores) == self.most:
-                parts.context.notice(f"the run went on after {self.most} deaths of workers, and may after no more (max_restores)")
+                host.context.notice(f"the run went on after {self.most} deaths of workers, and may after no more (max_restores)")
                 raise error
             text = textwrap.shorten(str(error).split("\n", 1)[0], MOST_CHARACTERS, placeholder=" ...")
             missing = self._missing()
@@ -104,7 +104,7 @@ class AutoRestore:
                 with self._seen():
                     if self.smaller is not None and missing != self.smaller.absent:
                         self.smaller.move(missing, fresh=True)
-                    parts.saves.load(self.folder)
+                    host.saves.load(self.folder)
                 break
             except HfsdkError as again:  # another one died meanwhile
                 if not self.is_death(again):
@@ -114,14 +114,14 @@ class AutoRestore:
                     record.restores.pop()  # the same death: that its node had left was not known yet
                 else:
                     error = again
-        back_to = parts.context.next_step() - 1  # as the save has it: the worker may have died when it was complete
+        back_to = host.context.next_step() - 1  # as the save has it: the worker may have died when it was complete
         if self.best is not None:
             self.best.count_again()
         record.cut_after(back_to)
         seconds = time.monotonic() - begun
         restored = record.restores[-1] = Restored(died_in, back_to, seconds, text)
-        parts.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(restored)))
-        parts.context.notice(f"{restored} ({len(record.restores)} of {self.most} restores)")
+        host.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(restored)))
+        host.context.notice(f"{restored} ({len(record.restores)} of {self.most} restores)")
         if self.smaller is not None and self.smaller.absent != before:
             self._tell_resized(self.smaller, before, back_to, seconds)
 
@@ -146,41 +146,41 @@ class AutoRestore:
                 if is_death(error) or self.control.is_stop(error):
                     raise
                 self.in_vain = missing
-                self.parts.context.notice(
+                self.host.context.notice(
                     f"a node came back, and the run cannot go on over it: {str(error).rstrip('.')}. It goes on without."
                 )
                 self.smaller.move(before, fresh=False)
                 return
         seconds = time.monotonic() - begun
-        resized = self._tell_resized(self.smaller, before, self.parts.context.next_step() - 1, seconds)
-        self.parts.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(resized)))
+        resized = self._tell_resized(self.smaller, before, self.host.context.next_step() - 1, seconds)
+        self.host.client.send(m.TraceNote(RESTORED.name, begun_ns, seconds, str(resized)))
 
     def _missing(self) -> frozenset[int]:
         return self.smaller.missing() if self.smaller is not None else frozenset()
 
     def _tell_resized(self, smaller: ElasticFallback, before: frozenset[int], step: int, seconds: float) -> Resized:
-        why, of_devices = smaller.changes(before), self.parts.context.cluster.num_devices
+        why, of_devices = smaller.changes(before), self.host.context.cluster.num_devices
         resized = Resized(step, smaller.num_devices(), of_devices, seconds, why)
         self.control.record.resized.append(resized)
-        self.parts.context.notice(str(resized))
+        self.host.context.notice(str(resized))
         return resized
 
     @contextmanager
     def _seen(self) -> Iterator[None]:
         """While calls end that the death has failed: they tell nothing new."""
-        self.parts.client.drain()
-        self.parts.client.send(m.AcknowledgeFailures())
+        self.host.client.drain()
+        self.host.client.send(m.AcknowledgeFailures())
         with self.control.saving():
             yield
 
 
 def restorer(
-    parts: Parts, control: RunControl, best: BestCheckpointTracker | None, config: TrainConfig, smaller: ElasticFallback | None
+    host: TrainHost, control: RunControl, best: BestCheckpointTracker | None, config: TrainConfig, smaller: ElasticFallback | None
 ) -> AutoRestore | None:
     """Return what a run goes on by after a death, if that was asked for."""
     if config.on_death != RESTORE or config.folder is None:
         return None
-    return AutoRestore(parts, control, best, config.max_restores, config.folder, config.keep, smaller)
+    return AutoRestore(host, control, best, config.max_restores, config.folder, config.keep, smaller)
 
 
 # Where a run goes on when a node has left the cluster
@@ -207,8 +207,8 @@ class Fit:
 class ElasticFallback:
     """Where a run goes on without a node, planned for every node before the run begins."""
 
-    def __init__(self, parts: Parts, algorithm: Algorithm, prompts: RowStream) -> None:
-        self._parts, self._algorithm, self._prompts = parts, algorithm, prompts
+    def __init__(self, host: TrainHost, algorithm: Algorithm, prompts: RowStream) -> None:
+        self._host, self._algorithm, self._prompts = host, algorithm, prompts
         self._fits: dict[ClusterSpec, Fit] = {}
         """By what is left of the cluster."""
 
@@ -223,12 +223,12 @@ class ElasticFallback:
             if not node.here:
                 told.append(f"without {node.name} {_words(self.fit(frozenset({number})))}")
         nothing = "every device is on this node, without which there is no session; it does nothing"
-        self._parts.context.notice("shrink=True: " + ("; ".join(told) or nothing))
+        self._host.context.notice("shrink=True: " + ("; ".join(told) or nothing))
 
     @property
     def absent(self) -> frozenset[int]:
         """Numbers of the nodes without which the roles are placed now."""
-        return self._parts.deployment.absent
+        return self._host.deployment.absent
 
     def missing(self) -> frozenset[int]:
         """Return the numbers of the nodes that have left."""
@@ -243,7 +243,7 @@ class ElasticFallback:
 
         Raises: as :meth:`hfsdk.session.placing.Deployment.place`; ``absent`` is the new one where roles were on their way.
         """
-        deployment = self._parts.deployment
+        deployment = self._host.deployment
         if absent:
             fit = self.fit(absent)
             deployment.place_as(fit.placement, fit.declared, fresh=fresh, absent=absent)
@@ -260,10 +260,10 @@ class ElasticFallback:
 
     def num_devices(self) -> int:
         """Return how many devices there are without the nodes that are absent."""
-        return sum(len(devices) for n, devices in enumerate(self._parts.context.cluster.node_devices) if n not in self.absent)
+        return sum(len(devices) for n, devices in enumerate(self._host.context.cluster.node_devices) if n not in self.absent)
 
     def _nodes(self) -> tuple[NodeStatus, ...]:
-        return self._parts.client.send(q.Nodes())
+        return self._host.client.send(q.Nodes())
 
     # -- planning
 
@@ -273,7 +273,7 @@ class ElasticFallback:
         Raises:
             PlacementError: they fit nowhere.
         """
-        cluster = self._parts.context.cluster
+        cluster = self._host.context.cluster
         kept = [number for number in range(len(cluster.node_devices)) if number not in absent]
         gone = listed([node.name for number, node in enumerate(self._nodes()) if number in absent])
         if not kept:
@@ -289,7 +289,7 @@ class ElasticFallback:
 
     def _planned(self, cluster: ClusterSpec) -> Fit:
         """Return the best placement on a smaller cluster, with tp and pp as declared where these fit."""
-        book = self._parts.deployment.book
+        book = self._host.deployment.book
         declared = [book.declared(handle) for handle in book.models]
         try:
             return self._searched([_freed(role) for role in declared], cluster)
@@ -298,7 +298,7 @@ class ElasticFallback:
 
     def _searched(self, roles: Sequence[RoleSpec], cluster: ClusterSpec) -> Fit:
         try:
-            plan = self._parts.plans.on(cluster, self._algorithm, self._workload, roles)
+            plan = self._host.plans.on(cluster, self._algorithm, self._workload, roles)
         except OptionError:  # a step that cannot be run without values, or that generates nothing
             placement = Placement.of("colocate", [role.name for role in roles], cluster.num_devices)
             fits = placed(roles, placement, cluster)

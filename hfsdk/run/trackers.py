@@ -33,7 +33,7 @@ from hfsdk.core.errors import OptionError
 from hfsdk.core.field_texts import documented
 
 if TYPE_CHECKING:
-    from hfsdk.session.parts import Parts
+    from hfsdk.run.host import TrainHost
     from hfsdk.session.streams import RowStream
 
 Sample = Mapping[str, Any]
@@ -167,15 +167,15 @@ def _tracker(one: object) -> Tracker:
     return one  # type: ignore[return-value]  # it has a start
 
 
-def start(parts: Parts, algorithm: Any, prompts: RowStream, steps: int, chosen: Sequence[Tracker]) -> Tracking:
+def start(host: TrainHost, algorithm: Any, prompts: RowStream, steps: int, chosen: Sequence[Tracker]) -> Tracking:
     """Open a run with every tracker.
 
     Raises:
         OptionError: a package is missing, or a folder cannot be made. Whatever else fails is only noticed.
     """
-    title = f"{parts.context.name}-{type(algorithm).__name__}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000:06d}"
-    tracking = Tracking(parts.context.notice)
-    config = described(parts, algorithm, prompts, steps) if chosen else {}
+    title = f"{host.context.name}-{type(algorithm).__name__}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000:06d}"
+    tracking = Tracking(host.context.notice)
+    config = described(host, algorithm, prompts, steps) if chosen else {}
     try:
         for tracker in chosen:
             tracking.add(tracker, title, config)
@@ -185,12 +185,12 @@ def start(parts: Parts, algorithm: Any, prompts: RowStream, steps: int, chosen: 
     return tracking
 
 
-def described(parts: Parts, algorithm: Any, prompts: RowStream, steps: int) -> dict[str, Any]:
+def described(host: TrainHost, algorithm: Any, prompts: RowStream, steps: int) -> dict[str, Any]:
     """Return a run's configuration: the algorithm's fields, the prompts', the seed, each role's model, layouts and lr."""
     fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
     config: dict[str, Any] = {"algorithm": type(algorithm).__name__, **{f.name: getattr(algorithm, f.name) for f in fields}}
-    config |= {"steps": steps, "seed": parts.context.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
-    for handle in parts.deployment.book:
+    config |= {"steps": steps, "seed": host.context.seed, "batch_size": prompts.batch_size, "prompts_seed": prompts.seed}
+    for handle in host.deployment.book:
         role = handle.role
         if role.function is not None:
             config[f"{role.name}.function"] = f"{role.function.name}@{role.function.version}"

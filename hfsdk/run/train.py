@@ -35,6 +35,7 @@ from hfsdk.engine.calls import messages as m
 from hfsdk.models.replays import REPLAYED, largest_gap
 from hfsdk.run.best import COLUMN, BestCheckpointTracker, best_tracker
 from hfsdk.run.health import Health
+from hfsdk.run.host import TrainHost
 from hfsdk.run.metric_outliers import Jumps
 from hfsdk.run.notebook import Watcher, wants_progress, watcher_of
 from hfsdk.run.recovery import AutoRestore, ElasticFallback, restorer
@@ -43,7 +44,6 @@ from hfsdk.run.trackers import Tracker, Tracking, start, trackers
 from hfsdk.run.train_config import TrainConfig
 from hfsdk.session.client import calls_of, user_line
 from hfsdk.session.context import STEPS, Context
-from hfsdk.session.parts import Parts
 from hfsdk.session.streams import RowStream, streams_of
 from hfsdk.state.history import ORDER
 
@@ -51,33 +51,33 @@ LEAVE_S = 5.0
 """How long the end of the interpreter waits for a call of a run that goes on."""
 
 
-def train(parts: Parts, config: TrainConfig, *, progress: bool | None = None) -> Run:
+def train(host: TrainHost, config: TrainConfig, *, progress: bool | None = None) -> Run:
     """Carry out ``session.train``: here, or beside the controller that keeps the session."""
     shown = wants_progress() if progress is None else progress
-    parts.client.check_open()
-    if parts.runs.elsewhere is not None:
-        return parts.runs.elsewhere.train(config, shown)
-    return carry_out(parts, config, shown, aside=not config.wait)
+    host.client.check_open()
+    if host.runs.elsewhere is not None:
+        return host.runs.elsewhere.train(config, shown)
+    return carry_out(host, config, shown, aside=not config.wait)
 
 
-def carry_out(parts: Parts, config: TrainConfig, shown: bool, *, aside: bool) -> Run:
+def carry_out(host: TrainHost, config: TrainConfig, shown: bool, *, aside: bool) -> Run:
     """Train in this process; ``aside``: on a thread of its own. For the rest see :meth:`hfsdk.Session.train`."""
-    stream, best, chosen = _checked(parts, config, aside=aside)
+    stream, best, chosen = _checked(host, config, aside=aside)
     control = RunControl()
     run = Run(control)
-    if parts.runs.run is not None and isinstance(parts.runs.run._control.search, FirstBadSearch):
-        parts.runs.run._control.search.again.look_back.forget()
-    look_back = RollingSnapshots(parts, 0 if parts.context.simulated else config.look_back, control.saving)
-    if not parts.context.simulated:
-        control.search = FirstBadSearch(StepsAgain(parts, config.algorithm, stream, look_back), control)
-    smaller = ElasticFallback(parts, config.algorithm, stream) if config.shrink and not parts.context.simulated else None
+    if host.runs.run is not None and isinstance(host.runs.run._control.search, FirstBadSearch):
+        host.runs.run._control.search.again.look_back.forget()
+    look_back = RollingSnapshots(host, 0 if host.context.simulated else config.look_back, control.saving)
+    if not host.context.simulated:
+        control.search = FirstBadSearch(StepsAgain(host, config.algorithm, stream, look_back), control)
+    smaller = ElasticFallback(host, config.algorithm, stream) if config.shrink and not host.context.simulated else None
     if smaller is not None:
         smaller.prepare()
     with interrupts_held(control.pause) as interrupts:  # what has begun also ends: an interrupt is answered in between
-        after_death = restorer(parts, control, best, config, smaller)
-        loop = _Loop(parts, config, stream, best, after_death, look_back, control, run)
+        after_death = restorer(host, control, best, config, smaller)
+        loop = _Loop(host, config, stream, best, after_death, look_back, control, run)
         try:
-            loop.begin(start(parts, config.algorithm, stream, config.steps, chosen), shown)
+            loop.begin(start(host, config.algorithm, stream, config.steps, chosen), shown)
             interrupts.answer()
             if aside:
                 loop.go_in_background(user_line())
@@ -95,26 +95,26 @@ _Checked = tuple[RowStream, BestCheckpointTracker | None, Sequence[Tracker]]
 """The prompts, what keeps the best checkpoint, and who keeps every step as well."""
 
 
-def _checked(parts: Parts, config: TrainConfig, *, aside: bool) -> _Checked:
+def _checked(host: TrainHost, config: TrainConfig, *, aside: bool) -> _Checked:
     """Refuse what cannot be run before anything is changed, load what the run goes on from, and return its prompts."""
     folder = config.folder
-    config.validate(parts.deployment.models)
+    config.validate(host.deployment.models)
     if aside and not can_start_threads():
         raise OptionError(
             "wait=False trains on a thread of its own, and this Python can start none (as in a browser); leave it out"
         )
     if folder is not None:
-        parts.saves.check_space(folder, config.steps // config.save_every if config.save_every else 0, config.keep)
+        host.saves.check_space(folder, config.steps // config.save_every if config.save_every else 0, config.keep)
     chosen = trackers(config.track)
-    if parts.runs.run is not None and parts.runs.run.running:
-        raise OptionError(f"{parts.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
-    best = best_tracker(parts, config.keep_best, config.algorithm, folder, config.resume)
+    if host.runs.run is not None and host.runs.run.running:
+        raise OptionError(f"{host.runs.run!r} is still under way; session.run.stop() ends it, session.run.wait() waits for it")
+    best = best_tracker(host, config.keep_best, config.algorithm, folder, config.resume)
     if config.resume is not None:
-        parts.saves.load(config.resume)
+        host.saves.load(config.resume)
     if folder is not None and config.save_every:
-        parts.saves.tell_of_anothers(folder)
-    stream = parts.sources.stream_of(config.prompts, pairs=isinstance(config.algorithm, DPO))
-    parts.saves.tell_of_place(config.resume, stream)
+        host.saves.tell_of_anothers(folder)
+    stream = host.sources.stream_of(config.prompts, pairs=isinstance(config.algorithm, DPO))
+    host.saves.tell_of_place(config.resume, stream)
     return stream, best, chosen
 
 
@@ -129,7 +129,7 @@ def _how(control: RunControl, failed: Exception | None) -> str:
 class _Loop:
     """A run from its begin to its end, on the thread that called ``train`` or on one of its own."""
 
-    parts: Parts
+    host: TrainHost
     config: TrainConfig
     prompts: RowStream
     best: BestCheckpointTracker | None
@@ -142,16 +142,16 @@ class _Loop:
     unsubscribe: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.warnings = RunWarnings(self.parts.context, self.control)
+        self.warnings = RunWarnings(self.host.context, self.control)
 
     def begin(self, tracking: Tracking, shown: bool) -> None:
         """Begin the run: who tracks, watches and listens to it knows of it, and the session too."""
-        parts, control, cluster = self.parts, self.control, self.parts.context.cluster
+        host, control, cluster = self.host, self.control, self.host.context.cluster
         self.tracking = tracking
-        control.begin(self.config.steps, not self.config.wait, lambda: _stop_calls(parts, control))
-        parts.runs.run = self.run
+        control.begin(self.config.steps, not self.config.wait, lambda: _stop_calls(host, control))
+        host.runs.run = self.run
         control.record.num_devices, control.record.price_per_device_hour = cluster.num_devices, cluster.price_per_device_hour
-        self.unsubscribe = parts.client.subscribe(control.on_event)
+        self.unsubscribe = host.client.subscribe(control.on_event)
         self.watcher = watcher_of(self.run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
@@ -186,7 +186,7 @@ class _Loop:
         own = set(self.control.calls.own)
         self.control.leave()
         with suppress(HfsdkError):
-            self.parts.client.settle([*own, *self.control.calls.own], LEAVE_S)
+            self.host.client.settle([*own, *self.control.calls.own], LEAVE_S)
 
     def attend(self, shown: bool, interrupts: Interrupts) -> None:
         """Run the loop to its end; whatever happens, who watches is told that it is over."""
@@ -231,9 +231,9 @@ class _Loop:
 
     def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
         """Take a step and do what is due after it; return whether there shall be another one."""
-        parts, control, record, config = self.parts, self.control, self.control.record, self.config
+        host, control, record, config = self.host, self.control, self.control.record, self.config
         self.look_back.before_step()
-        row = _one_step(parts, config, self.prompts, control, self.best)
+        row = _one_step(host, config, self.prompts, control, self.best)
         self.look_back.after_step(row["seconds"])
         bar.show(row)
         if self.tracking is not None:
@@ -244,7 +244,7 @@ class _Loop:
                 self.best.take(row)
         if config.folder is not None and config.save_every and (row["step"] + 1) % config.save_every == 0:
             with control.saving():
-                parts.saves.save(config.folder, keep=config.keep)
+                host.saves.save(config.folder, keep=config.keep)
             record.saved = {"folder": str(config.folder), "step": row["step"]}
         if config.stop is not None and config.stop(row):
             control.stopped = True
@@ -253,7 +253,7 @@ class _Loop:
         if interrupts.count and len(record.rows) < control.steps:
             control.paused = True
             left = control.steps - len(record.rows)
-            parts.context.notice(
+            host.context.notice(
                 f"paused after step {row['step']}, with {left} of {control.steps} steps left: session.train(..., steps={left}) "
                 "goes on"
             )
@@ -268,7 +268,7 @@ class _Loop:
             measured = self.best.measure(row["step"], last=True)
             row.update(measured)
             self.control.record.rows.amend(measured)
-            self.parts.log.amend(measured)
+            self.host.log.amend(measured)
             if self.tracking is not None:
                 self.tracking.amend({"step": row["step"], **measured})
             self.best.take(row)
@@ -280,7 +280,7 @@ class _Loop:
             with self.control.saving():
                 yield
         except BaseException:
-            _stop_calls(self.parts, self.control)
+            _stop_calls(self.host, self.control)
             raise
         finally:
             self.control.calls.own.clear()
@@ -301,31 +301,31 @@ def _first_failure() -> Iterator[None]:
 
 
 def _one_step(
-    parts: Parts, config: TrainConfig, prompts: RowStream, control: RunControl, best: BestCheckpointTracker | None
+    host: TrainHost, config: TrainConfig, prompts: RowStream, control: RunControl, best: BestCheckpointTracker | None
 ) -> Row:
     """Run one step and record its row; a step that does not finish is cancelled and gives its prompts back."""
     algorithm, metrics = config.algorithm, config.metrics
-    number = parts.context.next_step()
-    parts.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
-    places, counts = [(stream, stream.position) for stream in streams_of(algorithm, prompts)], parts.context.counters.all()
+    number = host.context.next_step()
+    host.context.counters.set(STEPS, number - 1)  # with steps that were taken by hand before the first of train
+    places, counts = [(stream, stream.position) for stream in streams_of(algorithm, prompts)], host.context.counters.all()
     started, finished = time.perf_counter(), False
-    in_trace = parts.client.begin_step(number)
+    in_trace = host.client.begin_step(number)
     try:
-        with parts.client.in_step(in_trace), _first_failure(), replaying(parts.context.simulated) as replayed:
-            step = algorithm.step(parts.deployment.models, next(prompts))
+        with host.client.in_step(in_trace), _first_failure(), replaying(host.context.simulated) as replayed:
+            step = algorithm.step(host.deployment.models, next(prompts))
             if step is None:
                 raise OptionError(f"{type(algorithm).__name__}.step returned nothing; return what its metrics() reads, e.g. a Step")
-            row: Row = {"step": parts.context.counters.next(STEPS)}
+            row: Row = {"step": host.context.counters.next(STEPS)}
             with suppress(SimulatedValueError):  # shapes and times only: no metrics to show
                 row |= numbers_of(algorithm.metrics(step), f"{type(algorithm).__name__}.metrics")
                 row |= replayed()
                 for metric in metrics:
                     row |= own_metric(metric, step.batch, row)
-        if parts.context.simulated:
-            parts.client.wait(parts.client.open_calls(), None)  # perhaps nothing was read that waited for them
-        trace = control.calls.of_step(parts.traces[in_trace].snapshot())
-        row["seconds"] = trace.duration_s if parts.context.simulated else time.perf_counter() - started
-        cluster, placement = parts.context.cluster, parts.deployment.placement
+        if host.context.simulated:
+            host.client.wait(host.client.open_calls(), None)  # perhaps nothing was read that waited for them
+        trace = control.calls.of_step(host.traces[in_trace].snapshot())
+        row["seconds"] = trace.duration_s if host.context.simulated else time.perf_counter() - started
+        cluster, placement = host.context.cluster, host.deployment.placement
         used = {device for pool in (placement.pools if placement else ()) for device in pool.devices}
         row |= resources(trace, row["seconds"], len(used), cluster.price_per_device_hour * len(cluster.devices) / 3600)
         finished = True
@@ -333,19 +333,19 @@ def _one_step(
         if not finished:
             for stream, position in places:
                 stream.position = position
-            parts.context.counters.replace(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
-            _stop_calls(parts, control)
+            host.context.counters.replace(counts)  # the seeds of its updates: gone on with, the run is as if it had not stopped
+            _stop_calls(host, control)
     own = set(control.calls.own)
     try:
         if best is not None:
             row |= best.measure(row["step"], len(control.record.rows) + 1 == control.steps)
     except BaseException:
-        _stop_calls(parts, control)
+        _stop_calls(host, control)
         raise
     finally:  # the step counts, whatever comes of measuring what it led to
         control.record.add(row, step, trace, in_trace, _samples(step))
         control.calls.own.clear()
-        parts.log.record(row, algorithm, own, metrics)
+        host.log.record(row, algorithm, own, metrics)
     return row
 
 
@@ -355,12 +355,12 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
     return list(batch.view(NUM_SAMPLES)["samples"]) if isinstance(batch, Batch) else []
 
 
-def _stop_calls(parts: Parts, control: RunControl) -> None:
+def _stop_calls(host: TrainHost, control: RunControl) -> None:
     """Cancel what the run's step has started, whose end the run tells of; calls that the user started beside it go on."""
-    if not parts.client.closed:
+    if not host.client.closed:
         own = set(control.calls.own)
-        parts.client.cancel([call for call in parts.client.open_calls() if call in own])
-        parts.client.send(m.AcknowledgeFailures(tuple(own)))
+        host.client.cancel([call for call in host.client.open_calls() if call in own])
+        host.client.send(m.AcknowledgeFailures(tuple(own)))
 
 
 # What an interrupt does to ``train``: it pauses the run, stops its call, or is held back while the run begins or ends.
