@@ -1,6 +1,7 @@
 """How the package is built: functions fit on a screen or two, a class name means one thing, algorithms show their step."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,3 +34,19 @@ def test_an_algorithm_shows_its_step_on_the_first_screen(name):
     (step,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == "step"]
     assert step.end_lineno <= FIRST_SCREEN, f"step ends at line {step.end_lineno}: its options stand below it"
     assert text.count("\n") <= LONGEST
+
+
+NAMED = re.compile(r"``(\w+\.py)``")
+OTHERS_FILES = {"default_worker.py", "megatron_policy_worker.py", "modeling_rope_utils.py", "ppo_trainer.py", "setup_worker.py",
+                "theoretical_memory_usage.py", "torch_norm.py"}  # fmt: skip
+"""Of Ray, NeMo-RL, transformers, verl, Megatron and DeepSpeed."""
+
+
+def test_a_text_that_names_a_file_names_one_that_is_there():
+    files = {path.name for room in ("hfsdk", "scripts", "tests", "benchmarks") for path in (ROOT / room).rglob("*.py")}
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hfsdk").rglob("*.py")}
+    named = {
+        (path.relative_to(ROOT).as_posix(), name) for path, text in texts.items() for name in re.findall(r"``(\w+\.py)``", text)
+    }
+    assert len(named) > 20
+    assert sorted((path, name) for path, name in named if name not in files | OTHERS_FILES) == []

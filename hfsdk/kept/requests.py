@@ -164,7 +164,7 @@ class Train:
 
     turn: int
     packed: bytes
-    """Its arguments, see ``travel.py``."""
+    """Its arguments, see ``session_pickle.py``."""
     line: str
     news: News = NO_NEWS
 
@@ -176,7 +176,7 @@ class DeclareRemotely:
     turn: int
     kind: str
     packed: bytes
-    """The arguments, see ``travel.py``."""
+    """The arguments, see ``session_pickle.py``."""
     news: News = NO_NEWS
 
 
@@ -193,7 +193,7 @@ class SaveOrLoad:
 
 @dataclass(frozen=True)
 class Tokenise:
-    """Ask what a text is in tokens, or the other way round; see ``far.py``."""
+    """Ask what a text is in tokens, or the other way round; see ``near_cluster.py``."""
 
     turn: int
     folder: str
@@ -211,7 +211,7 @@ class Steer:
 
 @dataclass(frozen=True)
 class LastStep:
-    """Ask for the run's last step. Reply: packed, see ``travel.py``; or as plain data, see ``plain_data.py``."""
+    """Ask for the run's last step. Reply: packed, see ``session_pickle.py``; or as plain data, see ``codec.py``."""
 
     turn: int
     plain: bool = False

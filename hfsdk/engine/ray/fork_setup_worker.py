@@ -1,4 +1,4 @@
-"""What a Ray of our own runs where Ray would start Python for a worker: it asks the server of ``worker_forks.py`` for a fork.
+"""What a Ray of our own runs where Ray would start Python for a worker: it asks the server of ``fork_server.py`` for a fork.
 
 Ray runs it as a script, in place of its own ``setup_worker.py`` (Ray looks for the end of that name) and ``default_worker.py``::
 

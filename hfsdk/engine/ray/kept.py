@@ -3,7 +3,7 @@
 It is a detached, named actor: Ray ends it, and the workers that it has started, only when it is killed or its cluster ends. What it
 does is given to it by the session (``make``); this module knows nothing of that.
 
-On one machine the cluster is a Ray of hfsdk's own, which a process of its own holds (``ray_head.py``).
+On one machine the cluster is a Ray of hfsdk's own, which a process of its own holds (``head.py``).
 """
 
 from __future__ import annotations

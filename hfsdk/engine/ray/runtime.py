@@ -109,7 +109,7 @@ def _while_open(method: Callable[Concatenate[RayRuntime, P], R]) -> Callable[Con
 class RayRuntime:
     """See :class:`hfsdk.core.runtime.Runtime`.
 
-    Without ``address`` Ray is started here for ``num_devices`` workers (see ``ray_start.py``). A Ctrl-C while this is being made
+    Without ``address`` Ray is started here for ``num_devices`` workers (see ``start.py``). A Ctrl-C while this is being made
     leaves nothing behind.
 
     Attributes:

@@ -1,9 +1,9 @@
 """How this process gets to a Ray: one of its own, or a cluster that runs already; and how it leaves again.
 
-A Ray of our own lives in a folder of mode 0700 (``ray_access.py``), refuses calls without this user's token, and starts no
+A Ray of our own lives in a folder of mode 0700 (``access.py``), refuses calls without this user's token, and starts no
 dashboard, no metrics page, and nothing that asks the network. Ray's GCS, raylet and workers listen on every interface, behind the
 token; what they send is not encrypted. All sessions of a process share one Ray; the last one to close ends it. When the process is
-killed, the next session of that user removes what is left (``own_folders.py``).
+killed, the next session of that user removes what is left (``access.py``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ three::
                                b b b b b b b b
                                c c c c c . . .      c   1 x 5
 
-Pure functions over tensors: no files, no processes. ``megatron_shares.py`` takes shares from a model and gives them back.
+Pure functions over tensors: no files, no processes. ``shares.py`` takes shares from a model and gives them back.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def execute(
         begin: called with a target's name before it is first written.
         done: called with a source's name when it is no longer needed.
         checked: whether :func:`problem` was asked before.
-        apart: whether the ranks are of two pools, of which one outlives the other (see ``receipts.py``).
+        apart: whether the ranks are of two pools, of which one outlives the other (see ``transport.py``).
 
     Raises:
         RuntimeError: the plan does not fit the tensors (before anything moves), or the bytes received are not those of the plan.
