@@ -45,13 +45,13 @@ class _Counter:
         return self.step
 
 
-def apply_template(tokenizer: Any, chat: Chat, whose: str, *, ready: bool = True) -> str:
+def apply_template(tokenizer: Any, chat: Chat, folder: str, *, ready: bool = True) -> str:
     """Return a chat in the template of transformers' tokenizer.
 
     Args:
         tokenizer: transformers' own.
         chat: the conversation.
-        whose: the model's folder, for messages.
+        folder: the model's folder, for messages.
         ready: for the assistant's turn, with what asks for an answer behind it.
 
     Raises:
@@ -65,10 +65,10 @@ def apply_template(tokenizer: Any, chat: Chat, whose: str, *, ready: bool = True
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **besides)
     except Exception as error:  # a template is a program, which may raise anything
         reason = shown_text(str(error)) or type(error).__name__
-        asked = shown(messages)
-        raise OptionError(f"the chat template of {whose} does not take {asked}: {reason}. Change the chat.") from error
+        chat_text = shown(messages)
+        raise OptionError(f"the chat template of {folder} does not take {chat_text}: {reason}. Change the chat.") from error
     finally:
         sys.settrace(before)
     if not isinstance(text, str):
-        raise OptionError(f"the chat template of {whose} gives {type(text).__name__} and no text. Use another model.")
+        raise OptionError(f"the chat template of {folder} gives {type(text).__name__} and no text. Use another model.")
     return text

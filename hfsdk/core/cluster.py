@@ -1,4 +1,4 @@
-"""What a cluster is, as numbers: ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``. Pure and frozen; nothing here asks a device."""
+"""A cluster as numbers: ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``. Pure and frozen; nothing here asks a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinkSpec:
     """A connection between two devices, or of a node to the network."""
 
     name: Name
-    """For messages and pictures, e.g. ``"NVLink 3"``."""
+    """Name for messages and pictures, e.g. ``"NVLink 3"``."""
     bandwidth: Positive
     """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
     latency_s: NonNegative
@@ -64,7 +64,7 @@ class DeviceSpec:
     """One accelerator (or, without one, one worker's share of this machine)."""
 
     name: Name
-    """For messages and pictures, e.g. ``"A100-80GB"``."""
+    """Name for messages and pictures, e.g. ``"A100-80GB"``."""
     peak_flops: Positive
     """Dense FLOP/s in bf16 (on CPU: in fp32)."""
     memory_bytes: Annotated[int, Within(1, 10**15)]
@@ -78,9 +78,9 @@ class DeviceSpec:
     launches: NonNegative = 1.0
     """Whether kernels are launched from a host (0: the device is the host)."""
     link: LinkSpec = NVLINK_3
-    """Between devices of this kind in one node."""
+    """The link between devices of this kind in one node."""
     network: LinkSpec = NETWORK_200G
-    """Of a node with such devices."""
+    """The network link of a node with such devices."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -157,15 +157,15 @@ class ClusterSpec:
     """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
 
     node_devices: tuple[tuple[DeviceSpec, ...], ...]
-    """For every node its devices."""
+    """The devices of every node."""
     intra_node: LinkSpec = NVLINK_3
-    """Between devices of a node."""
+    """The link between devices of a node."""
     inter_node: LinkSpec = NETWORK_200G
-    """Of a node to the others, shared by its devices."""
+    """The link from a node to the others, which its devices share."""
     price_per_device_hour: NonNegative = 0.0
-    """In any currency, for what a step costs; 0 where it is not known."""
+    """Price of a device-hour in any currency, for the cost of a step; 0 where it is not known."""
     node_cores: tuple[Annotated[int, Within(1, MOST_DEVICES)], ...] = ()
-    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
+    """Processor cores of every node, which its CPU workers share, one thread each; empty where each worker has its own."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -236,12 +236,12 @@ class ClusterSpec:
         Raises:
             OptionError: the cluster has no such device.
         """
-        asked = device
+        number = device
         for node, devices in enumerate(self.node_devices):
             if 0 <= device < len(devices):
                 return node
             device -= len(devices)
-        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {asked}")
+        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {number}")
 
     @checked
     def cores_of(self, node: int) -> int:

@@ -38,7 +38,7 @@ class Chat(TypedDict):
     tools: NotRequired[list[Any]]
     """Descriptions of functions that the model may call (TRL's column ``tools``)."""
     options: NotRequired[dict[str, Any]]
-    """What the template is asked besides, e.g. ``enable_thinking`` (TRL's column ``chat_template_kwargs``)."""
+    """Options of the chat template, e.g. ``enable_thinking`` (TRL's column ``chat_template_kwargs``)."""
 
 
 TOOLS, OPTIONS = "tools", "chat_template_kwargs"
@@ -91,13 +91,13 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
     """
     chat = Chat(messages=read_messages(value, what))
     if tools is not None and len(listed := _parsed(tools) if isinstance(tools, str) else without_nulls(_plain(tools))):
-        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
             raise OptionError(f"{TOOLS} beside {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
         chat["tools"] = listed
     if options is not None and len(named := _plain(_parsed(options))):
         if not isinstance(named, dict) or named.keys() & {"conversation", "messages", "tokenize", "add_generation_prompt"}:
             raise OptionError(f"{OPTIONS} beside {what} are {shown(options)}; give a dict of options of the chat template")
-        chat["options"] = {name: one for name, one in named.items() if one is not None}
+        chat["options"] = {name: item for name, item in named.items() if item is not None}
     return chat
 
 
@@ -142,20 +142,20 @@ def check_answer(message: Message, what: str) -> None:
 
 
 def _message(turn: Mapping[str, Any], what: str) -> Message:
-    given = {str(key): _plain(value) for key, value in turn.items() if value is not None}
-    if "role" not in given and isinstance(given.get("from"), str):
-        given = {**given, "role": SHAREGPT.get(given["from"], given["from"]), "content": given.get("value")}
-        given = {key: value for key, value in given.items() if key not in ("from", "value")}
-    role, content = given.get("role"), given.get("content")
+    fields = {str(key): _plain(value) for key, value in turn.items() if value is not None}
+    if "role" not in fields and isinstance(fields.get("from"), str):
+        fields = {**fields, "role": SHAREGPT.get(fields["from"], fields["from"]), "content": fields.get("value")}
+        fields = {key: value for key, value in fields.items() if key not in ("from", "value")}
+    role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not role:
         raise OptionError(f"{what} is {shown(dict(turn))}, without a role; role and content are texts: 'role': 'user'")
-    if role == "function_call" or given.get("function_call"):
+    if role == "function_call" or fields.get("function_call"):
         raise OptionError(
             f"{what} has a function_call; give it as tool_calls of a message of 'assistant', answered by one of 'tool'"
         )
-    calls = given.pop("tool_calls", None)
+    calls = fields.pop("tool_calls", None)
     if calls:
-        given["tool_calls"] = [_call(one, what) for one in _listed(calls, what)]
+        fields["tool_calls"] = [_call(tool_call, what) for tool_call in _listed(calls, what)]
     if isinstance(content, list):
         content = "".join(_part(part, f"part {k} of {what}") for k, part in enumerate(content))
     if content is not None and not isinstance(content, str):
@@ -164,7 +164,7 @@ def _message(turn: Mapping[str, Any], what: str) -> Message:
         )
     if content is None and not calls:
         raise OptionError(f"{what} is {shown(dict(turn))}, without a text; role and content are texts, but beside tool_calls")
-    return {"role": role, "content": content, **{key: value for key, value in given.items() if key not in ("role", "content")}}
+    return {"role": role, "content": content, **{key: value for key, value in fields.items() if key not in ("role", "content")}}
 
 
 def _part(part: Any, what: str) -> str:
@@ -193,10 +193,10 @@ def _call(call: Any, what: str) -> dict[str, Any]:
     else:
         arguments = without_nulls(arguments)
     said = {"arguments": {} if arguments is None else arguments} if "arguments" in function else {}
-    function = {**{key: without_nulls(one) for key, one in function.items() if one is not None}, **said}
+    function = {**{key: without_nulls(item) for key, item in function.items() if item is not None}, **said}
     if "function" not in call:
         return function
-    return {**{key: without_nulls(one) for key, one in call.items() if one is not None}, "function": function}
+    return {**{key: without_nulls(item) for key, item in call.items() if item is not None}, "function": function}
 
 
 def _listed(value: Any, what: str) -> list[Any]:
@@ -212,18 +212,18 @@ def without_nulls(value: Any) -> Any:
     ``const`` stay, as pydantic writes them; lists stay as they are (``enum``).
     """
     if isinstance(value, list):
-        return [without_nulls(one) for one in value]
+        return [without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = ("default", "const") if _allows_null(value) else ()
-    return {key: without_nulls(one) for key, one in value.items() if one is not None or key in kept}
+    always = ("default", "const") if _allows_null(value) else ()
+    return {key: without_nulls(item) for key, item in value.items() if item is not None or key in always}
 
 
 def _allows_null(schema: dict[str, Any]) -> bool:
     """Return whether a JSON schema has null among what it allows."""
     kinds = schema.get("type")
-    choices = [one for name in ("anyOf", "oneOf") for one in schema.get(name) or [] if isinstance(one, dict)]
-    return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(one.get("type") == "null" for one in choices)
+    choices = [part for name in ("anyOf", "oneOf") for part in schema.get(name) or [] if isinstance(part, dict)]
+    return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(part.get("type") == "null" for part in choices)
 
 
 def _parsed(value: Any) -> Any:
@@ -241,7 +241,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return value

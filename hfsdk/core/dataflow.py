@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MOST_RANKS = 64
-"""Above this many ranks the view brings together the ranks that read the same rows, and above as many of those the nodes."""
+"""Number of ranks above which the view brings together ranks that read the same rows, and, where even those are more, nodes."""
 
 
 @documented
@@ -41,9 +41,9 @@ class Dataflow:
     calls: tuple[Call, ...]
     """The nodes, in order of submission."""
     edges: tuple[Edge, ...] = ()
-    """Which columns go from which call to which."""
+    """The columns that go from one call to another."""
     inputs: tuple[Call, ...] = ()
-    """Where columns come from that these calls did not write: the user's data, calls of earlier steps."""
+    """The sources of columns that these calls did not write: the user's data, calls of earlier steps."""
     runs: Mapping[int, CallRun] = field(default_factory=dict, repr=False)
     """Id of a call -> how it ran."""
     nodes: tuple[int, ...] = (0,)
@@ -58,13 +58,13 @@ class Dataflow:
         cls, flows: tuple[CallFlow, ...], step: int, *, nodes: tuple[int, ...] = (0,), controller_bytes: int | None = None
     ) -> Dataflow:
         """Return the dataflow of a step; calls of other steps among ``flows`` are its inputs."""
-        known = {flow.call.id: flow for flow in flows}
-        mine = [flow for flow in flows if flow.call.step == step and flow.call.method != PUT.name]
-        edges = [edge for flow in mine for edge in _edges(flow, known)]
-        used = {edge.source for edge in edges} - {flow.call.id for flow in mine}
+        by_id = {flow.call.id: flow for flow in flows}
+        of_step = [flow for flow in flows if flow.call.step == step and flow.call.method != PUT.name]
+        edges = [edge for flow in of_step for edge in _edges(flow, by_id)]
+        used = {edge.source for edge in edges} - {flow.call.id for flow in of_step}
         return cls(
-            tuple(flow.call for flow in mine), tuple(edges), tuple(known[number].call for number in sorted(used)),
-            {number: flow.run for number, flow in known.items()}, nodes, controller_bytes, f"dataflow of step {step}",
+            tuple(flow.call for flow in of_step), tuple(edges), tuple(by_id[number].call for number in sorted(used)),
+            {number: flow.run for number, flow in by_id.items()}, nodes, controller_bytes, f"dataflow of step {step}",
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Call]:
@@ -104,12 +104,12 @@ class Dataflow:
         """
         if edge.transfer is None:
             return None
-        held = [self.node_of(edge.source, holder.rank) for holder in edge.transfer.holders]
+        holder_nodes = [self.node_of(edge.source, holder.rank) for holder in edge.transfer.holders]
         total = 0
         for share in edge.transfer.shares:
             for rank in share.ranks:
                 here = self.node_of(edge.target, rank)
-                total += sum(piece.num_bytes for piece in share.pieces if held[piece.holder] != here)
+                total += sum(piece.num_bytes for piece in share.pieces if holder_nodes[piece.holder] != here)
         return total
 
     # ---- tables
@@ -121,13 +121,13 @@ class Dataflow:
         rows = []
         for call in self.calls:
             run = self.runs.get(call.id, CallRun())
-            mine = [edge for edge in self.edges if edge.target == call.id]
+            incoming = [edge for edge in self.edges if edge.target == call.id]
             rows.append({
                 "call": call.id, "role": call.role, "method": call.method, "phase": call.phase, "step": call.step,
                 "state": run.state, "start_ns": run.start_ns if run.start_ns or run.predicted else None,
                 "seconds": run.duration_s, "predicted": run.predicted,
                 "rows": call.num_rows, "reads": ", ".join(call.reads), "writes": ", ".join(call.writes),
-                "bytes_in": _total([e.num_bytes for e in mine]), "bytes_read": _total([e.bytes_read for e in mine]),
+                "bytes_in": _total([e.num_bytes for e in incoming]), "bytes_read": _total([e.bytes_read for e in incoming]),
                 "bytes_written": sum(run.column_bytes.values()) if run.state == "done" else None,
                 "protocol": call.protocol, "pool": run.pool, "devices": len(run.devices), "line": call.line,
                 "function": call.function,
@@ -218,8 +218,8 @@ class Dataflow:
         """Return one line per call: its number, what it reads and writes, and from whom."""
         lines = []
         for call in self.calls:
-            mine = [edge for edge in self.edges if edge.target == call.id]
-            sources = ", ".join(f"{'+'.join(e.columns)} <- #{e.source}{_bytes(e.num_bytes)}" for e in mine)
+            incoming = [edge for edge in self.edges if edge.target == call.id]
+            sources = ", ".join(f"{'+'.join(e.columns)} <- #{e.source}{_bytes(e.num_bytes)}" for e in incoming)
             lines.append(f"#{call.id} {call} [{call.phase}] writes {', '.join(call.writes) or '-'}  ({sources or 'no input'})")
         return printable("\n".join(lines))
 
@@ -304,17 +304,17 @@ def _entry(label: str, count: int, nodes: list[int], rows: int, num_bytes: int, 
     return {"label": label, "count": count, "nodes": nodes, "rows": rows, "num_bytes": num_bytes, "at": at}
 
 
-def _edges(flow: CallFlow, known: Mapping[int, CallFlow]) -> list[Edge]:
+def _edges(flow: CallFlow, by_id: Mapping[int, CallFlow]) -> list[Edge]:
     """Return what a call reads: as planned when it ran, or by name only while it waits."""
     call, planned = flow.call, {(t.source, t.kind): t for t in flow.reads}
     edges = []
     for source in call.inputs:
         columns = tuple(name for name, writer in zip(call.reads, call.read_from, strict=True) if writer == source)
         moved = planned.get((source, "columns"))
-        if source in known:
+        if source in by_id:
             edges.append(Edge(source, call.id, columns, sum(moved.column_bytes) if moved else None, "columns", moved))
     for moved in flow.reads:
-        if moved.kind == "weights" and moved.source in known:
+        if moved.kind == "weights" and moved.source in by_id:
             edges.append(Edge(moved.source, call.id, moved.columns, sum(moved.column_bytes), "weights", moved))
     return edges
 
@@ -344,18 +344,15 @@ def _who(ranks: list[int | None]) -> str:
 
 
 def _total(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    counted = [value for value in values if value is not None]
+    return sum(counted) if len(counted) == len(values) else None
 
 
 def _bytes(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f", {num_bytes} bytes"
 
 
-# A call of the dataflow and what flows into it.
-#
-# ``Call`` is what was asked, ``CallRun`` how it ran, ``Transfer`` who reads what from whom, ``Edge`` what goes from one call to
-# another.
+# -- calls, how they ran, and the columns that flow between them
 
 PHASES = ("generation", "preparation", "learning")
 """HybridFlow's three stages of an RLHF iteration (section 2.1)."""
@@ -369,7 +366,7 @@ class Call:
     id: int
     """Number of the call in its session."""
     role: str
-    """Whose method it is."""
+    """The role whose method it is."""
     method: str
     """Its name, e.g. ``"generate"``."""
     phase: str = ""
@@ -377,7 +374,7 @@ class Call:
     reads: tuple[str, ...] = ()
     """Columns that it reads."""
     read_from: tuple[int, ...] = ()
-    """For each of ``reads`` the id of the call that wrote it, perhaps under another name (``batch.alias``)."""
+    """Id of the call that wrote each of ``reads``, perhaps under another name (``batch.alias``)."""
     writes: tuple[str, ...] = ()
     """Columns that it writes."""
     inputs: tuple[int, ...] = ()
@@ -389,7 +386,7 @@ class Call:
     step: int = 0
     """The step that it belongs to."""
     line: str = ""
-    """Where the user started it, e.g. ``"cell 4, line 2"``."""
+    """The user's line that started it, e.g. ``"cell 4, line 2"``."""
     function: str = ""
     """Name and version of the user's function it runs, e.g. ``"positive@3f2a91c0"``."""
 
@@ -431,7 +428,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class ObjectRead:
-    """What a rank reads of one object."""
+    """The part of one object that a rank reads."""
 
     holder: int
     """Number of the object among the transfer's ``holders``."""
@@ -451,13 +448,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one call reads of another."""
+    """The columns, or weights, that one call reads of another."""
 
     source: int
     """Id of the call that wrote it."""
     columns: tuple[str, ...]
     column_bytes: tuple[int, ...]
-    """Of every column, each row once, however many ranks read it."""
+    """Bytes of every column, each row once, however many ranks read it."""
     holders: tuple[Holder, ...]
     shares: tuple[Share, ...]
     kind: str = "columns"

@@ -30,14 +30,14 @@ from hfsdk.core.spec import ModelSpec
 _AXIS = re.compile(r"^(tp|pp|dp|ep|cp)([0-9]{1,9})$")
 
 Size = Annotated[int, Within(1, MOST_DEVICES)]
-"""Of an axis, or of a whole layout."""
+"""The size of an axis, or of a whole layout."""
 
 Rank = Annotated[int, Within(0, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a rank stands in a layout."""
+    """The place of a rank in a layout."""
 
     tp: int
     pp: int
@@ -220,18 +220,18 @@ class Mesh:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Of every rank the number of its data-parallel replica."""
+        """Return the number of every rank's data-parallel replica."""
         return _replicas(self.layout)  # which the permutation of the tp axis leaves as they are
 
     @checked(error=LayoutError)
     def groups(self, axis: Annotated[str, OneOf("tp", "pp", "dp")]) -> list[list[int]]:
         """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis; "dp" is of all copies."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_place: dict[tuple[int, ...], list[int]] = {}
         others = [other for other in ("tp", "pp", "dp", "cp") if other != axis and (axis, other) != ("dp", "cp")]
         for rank in self.ranks:
             at = self.coordinates(rank)
-            found.setdefault(tuple(getattr(at, other) for other in others), []).append(rank)
-        return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in found.values()]
+            by_place.setdefault(tuple(getattr(at, other) for other in others), []).append(rank)
+        return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in by_place.values()]
 
 
 @lru_cache(maxsize=256)

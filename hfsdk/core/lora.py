@@ -27,7 +27,7 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of an adapter's two tensors, as peft writes them."""
 
 PEFT = "base_model.model."
-"""What peft puts before the name of an adapter's tensor."""
+"""The prefix that peft puts before the name of an adapter's tensor."""
 
 BESIDE, SLOTS = 1, 2
 """The rollout's slot for the adapters of a snapshot, the role's own being in slot 0; and how many it has."""
@@ -36,10 +36,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 """The file beside them that says what they are."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM 0.32 takes as the largest rank of an adapter."""
+"""The values that vLLM 0.32 takes as the largest rank of an adapter."""
 
 ALL_LINEAR = "all-linear"
-"""What peft takes for every linear layer but the head."""
+"""The text that peft takes for every linear layer but the head."""
 
 WITHOUT_EFFECT = (
     "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
@@ -69,12 +69,12 @@ READ = ("r", "lora_alpha", "target_modules", "use_rslora", "modules_to_save", "i
 """Fields that are read."""
 
 SCALAR_HEADS = ("score", "classifier")
-"""What peft's ``modules_to_save`` names of a model with a scalar head; peft names both, whichever there is."""
+"""The names that peft's ``modules_to_save`` has of a scalar head; peft names both, whichever there is."""
 
 MERGE = (
     "Merge them into the model with peft, peft_model.merge_and_unload().save_pretrained(folder), and give that folder as the model."
 )
-"""What to do with adapters that hfsdk does not run."""
+"""The advice for adapters that hfsdk does not run."""
 
 
 @documented
@@ -89,13 +89,13 @@ class LoRA(NamedFields):
     rank: Annotated[int, Within(1, 512)] = 16
     """Rows of A and columns of B."""
     alpha: Positive = 32.0
-    """What the adapter's output is multiplied with, times 1 / rank."""
+    """Factor of the adapter's output, times 1 / rank."""
     targets: str | tuple[str, ...] = "linear"
-    """Which layers have one: ``"linear"``, all of attention and MLP, or some by name, e.g. ``("q_proj", "v_proj")``."""
+    """The layers that have an adapter: ``"linear"``, all of attention and MLP, or some by name, e.g. ``("q_proj", "v_proj")``."""
     rank_stabilised: bool = False
     """Whether ``alpha`` is divided by the root of the rank instead (rsLoRA, Kalajdzievski, arXiv 2312.03732)."""
     seed: Index = 0
-    """Of the drawn A."""
+    """Seed of the drawn A."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -152,8 +152,13 @@ class LoRA(NamedFields):
             before: what it said of those that training began with, which goes on saying what training has not changed.
         """
         modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
-        kept = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
-        said = {"task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base, "lora_dropout": 0.0, **kept}
+        unchanged = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
+        said = {
+            "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "lora_dropout": 0.0,
+            **unchanged,
+        }
         return {
             **said, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
             "use_rslora": self.rank_stabilised, "target_modules": [name for name in modules if self.takes(name)],
@@ -162,7 +167,7 @@ class LoRA(NamedFields):
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied with."""
+        """The factor of B A x."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
     def __str__(self) -> str:
@@ -203,12 +208,12 @@ def _check_fields_of(config: Mapping[str, Any], path: Path) -> None:
     begun = config.get("init_lora_weights", True)
     if begun is not None and not any(begun is way or (isinstance(begun, str) and begun.lower() == way) for way in BASE_AS_IT_WAS):
         odd.append("init_lora_weights")
-    asked = [f"{key}={shown(config[key])}" for key in odd]
+    unsupported = [f"{key}={shown(config[key])}" for key in odd]
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or any(name not in SCALAR_HEADS for name in saved):
-        asked.append(f"modules_to_save={shown(saved)} (whole weights that were trained beside the adapters)")
-    if asked:
-        raise ModelNotFoundError(f"{path} asks for {', '.join(asked)}, which hfsdk's adapters do not have. {MERGE}")
+        unsupported.append(f"modules_to_save={shown(saved)} (whole weights that were trained beside the adapters)")
+    if unsupported:
+        raise ModelNotFoundError(f"{path} asks for {', '.join(unsupported)}, which hfsdk's adapters do not have. {MERGE}")
 
 
 def _targets_of(folder: str | Path, config: Mapping[str, Any], path: Path) -> tuple[str, ...]:

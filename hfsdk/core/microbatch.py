@@ -1,4 +1,4 @@
-"""Which rows run together: micro-batches of a pass and mini-batches of an update, planned once and sent to every rank.
+"""Micro-batches of a pass and mini-batches of an update: which rows run together, planned once and sent to every rank.
 
 Pure numpy, so that the controller, the simulation and the trainer use the same plan. Rows of a micro-batch are packed one behind
 the other, so it costs as many tokens as they have; micro-batches are as few as fit, and about equally large::
@@ -194,7 +194,7 @@ def _plan_sets(
     plans = plan_update(total, response, dp, epochs, mini_batches, max_tokens, seed, shuffle)
 
     def rows(sets: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(one * together + k for one in sets for k in range(together))
+        return tuple(unit * together + k for unit in sets for k in range(together))
 
     return tuple(
         replace(

@@ -1,4 +1,4 @@
-"""Which devices a role lives on: ``Pool`` and ``Placement`` (HybridFlow's resource pools, section 4.1).
+"""Placement of roles on devices: ``Pool`` and ``Placement`` (HybridFlow's resource pools, section 4.1).
 
 Roles in one pool share its devices and run one after the other; disjoint pools run at the same time. Pools do not overlap, but a
 part of one can be a pool of its own for frozen models (interleaving, arXiv 2312.11819)::
@@ -186,20 +186,20 @@ class Placement:
         Raises:
             PlacementError: with what was asked, what exists and what to do.
         """
-        taken: dict[tuple[str, int], str] = {}
+        owners: dict[tuple[str, int], str] = {}
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
             if names.count(pool.name) > 1:
                 raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
             self._check_part(pool)
             for device in pool.devices:
-                if (pool.within, device) in taken:
+                if (pool.within, device) in owners:
                     raise PlacementError(
-                        f"device {device} is in pools {taken[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
+                        f"device {device} is in pools {owners[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
                     )
                 if not 0 <= device < num_devices:
                     raise PlacementError(f"pool {pool.name!r} asks for device {device}; the session has {num_devices} devices")
-                taken[pool.within, device] = pool.name
+                owners[pool.within, device] = pool.name
             if not pool.devices:
                 raise PlacementError(f"pool {pool.name!r} has no device; give it at least one")
         missing = [r for r in roles if r not in self.roles]

@@ -27,16 +27,16 @@ from hfsdk.core.conversations import (
 from hfsdk.core.errors import ColumnError, OptionError
 
 MOST_ROWS = 10_000_000
-"""Of a source: what is more is a typo, and takes gigabytes."""
+"""Most rows of a source: more is a typo, and takes gigabytes."""
 
 NO_UTF_8 = (
     "has lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form: text.encode('utf-8', 'replace').decode() puts ? in "
     "their place"
 )
-"""What is said of a text that no tokenizer takes."""
+"""The reason why no tokenizer takes a text, for messages."""
 
 PROMPT_COLUMNS = ("prompt", "text", "messages", "conversations")
-"""Where prompts are looked for, where nobody says."""
+"""Columns in which prompts are looked for, unless one is named."""
 
 QUESTIONS = ("instruction", "input", "question", "query", "context", "history", SYSTEM, "messages", "conversations")
 """Columns in which other programs' data have the prompt of a pair, or some of it (Alpaca, LLaMA-Factory, ms-swift)."""
@@ -169,18 +169,18 @@ def question_of(
     """
     tools, options = (columns[name][row] if name in columns else None for name in (TOOLS, OPTIONS))
     if is_conversation(prompt):
-        found = read_chat(prompt, what, tools, options)
+        conversation = read_chat(prompt, what, tools, options)
     elif isinstance(prompt, str):
         if not chat:
             return "encode", prompt
-        found = read_chat([{"role": "user", "content": prompt}], what, tools, options)
+        conversation = read_chat([{"role": "user", "content": prompt}], what, tools, options)
     else:
         return None
     if system is None:
-        check_system(columns[SYSTEM][row] if SYSTEM in columns else None, found["messages"], what)
-    elif found["messages"][0]["role"] != SYSTEM:
-        found["messages"].insert(0, {"role": SYSTEM, "content": system})
-    return "encode_chat", found
+        check_system(columns[SYSTEM][row] if SYSTEM in columns else None, conversation["messages"], what)
+    elif conversation["messages"][0]["role"] != SYSTEM:
+        conversation["messages"].insert(0, {"role": SYSTEM, "content": system})
+    return "encode_chat", conversation
 
 
 def check_no_question(values: Mapping[str, Any], of: str) -> None:
@@ -224,11 +224,11 @@ def naming(what: str) -> Iterator[None]:
         raise OptionError(f"{what}: {error}") from error
 
 
-def foresee(tokenizer: Any, asked: Iterable[tuple[str, Any]]) -> None:
+def foresee(tokenizer: Any, requests: Iterable[tuple[str, Any]]) -> None:
     """Tell a tokenizer what it will be asked, as (what, value): one that is elsewhere then has it all with one message."""
     tell = getattr(tokenizer, "foresee", None)
     if tell is not None:
-        tell(list(asked))
+        tell(list(requests))
 
 
 def as_values(values: list[Any]) -> Any:

@@ -63,7 +63,7 @@ class YarnScaling:
     beta_fast: Positive = 32.0
     beta_slow: Positive = 1.0
     attention_factor: Positive | None = None
-    """What cosines and sines are multiplied by, so attention by its square; ``None``: 0.1 ln(factor) + 1 (section 3.4)."""
+    """Factor of cosines and sines, so attention has its square; ``None``: 0.1 ln(factor) + 1 (section 3.4)."""
     truncate: bool = True
     """Whether the ends of the ramp are rounded outwards to whole dimensions."""
 
@@ -74,7 +74,7 @@ class YarnScaling:
 
     @property
     def attention(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return _attention(self.factor) if self.attention_factor is None else self.attention_factor
 
 
@@ -111,8 +111,10 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
     kind = rope.get("rope_type") or rope.get("type") or "default"
     types = OWN_ROPE_TYPES.get(family, ROPE_TYPES)
     if kind not in types:
-        known = ", ".join(map(repr, types))
-        raise UnsupportedModelError(f"{name} has rope type {shown(kind)}; hfsdk runs rotary positions {known}. Use another model.")
+        listed_types = ", ".join(map(repr, types))
+        raise UnsupportedModelError(
+            f"{name} has rope type {shown(kind)}; hfsdk runs rotary positions {listed_types}. Use another model."
+        )
     length = "original_max_position_embeddings"
     own = {length: config[length]} if length in config else {length: rope.get(length, config.get("max_position_embeddings"))}
     numbers = {**rope, **own}
@@ -130,15 +132,15 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
 
 
 def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions: Any) -> YarnScaling:
-    given = {key: numbers[key] for key in ("beta_fast", "beta_slow", "truncate") if key in numbers}
+    options = {key: numbers[key] for key in ("beta_fast", "beta_slow", "truncate") if key in numbers}
     scaling = YarnScaling(
         factor=numbers.get("factor"), original_max_positions=original_max_positions,  # type: ignore[arg-type]
-        attention_factor=numbers.get("attention_factor"), **given,
+        attention_factor=numbers.get("attention_factor"), **options,
     )  # fmt: skip
     reached = scaling.factor * scaling.original_max_positions
     if isinstance(max_positions, int) and max_positions > reached:  # vLLM keeps a table of these
-        known = f"factor x {scaling.original_max_positions} = {reached:g}"
-        raise OptionError(f"max_position_embeddings={max_positions} is beyond {known}")
+        reach = f"factor x {scaling.original_max_positions} = {reached:g}"
+        raise OptionError(f"max_position_embeddings={max_positions} is beyond {reach}")
     weights = _AttentionFactors(mscale=numbers.get("mscale"), mscale_all_dim=numbers.get("mscale_all_dim"))
     if scaling.attention_factor is not None or not weights.mscale or not weights.mscale_all_dim:
         return scaling

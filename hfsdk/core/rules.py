@@ -1,6 +1,6 @@
-"""What a type takes: one :class:`Rule` per annotation, for the checker of arguments (``core/checks.py``).
+"""Rules of types: one :class:`Rule` per annotation says which values it takes, for the checker of arguments (``core/checks.py``).
 
-A rule hands back the value in plain Python, the very same object where nothing had to change, or :class:`Refused`. Numbers of
+A rule hands back the value in plain Python, the very same object where nothing had to change, or :class:`Refusal`. Numbers of
 numpy and torch become Python's; lists become the tuples that were declared; the items of lists and mappings are looked at.
 """
 
@@ -36,7 +36,7 @@ def shown(value: object, most: int = 80) -> str:
     elif type(value) in (list, tuple, set, frozenset, dict) and most < 5:
         text = "..."  # lists in lists may go on for ever
     elif type(value) in (list, tuple, set, frozenset, dict):
-        few = [shown(one, most // 2) for one in itertools.islice(cast(Iterable[Any], value), 3)]
+        few = [shown(item, most // 2) for item in itertools.islice(cast(Iterable[Any], value), 3)]
         size = len(cast(Sequence[Any], value))
         text = f"{type(value).__name__} of {size:,}: {', '.join(few)}" + ", ..." * (size > len(few)) if few else repr(value)
     else:
@@ -125,7 +125,7 @@ def _bounded(hint: Any, notes: tuple[Any, ...]) -> Rule:
     """Return the rule of ``Annotated[hint, *notes]``; in a union the notes are for the members that they can be about."""
     if get_origin(hint) in (Union, types.UnionType):
         members = get_args(hint)
-        return _either(tuple(one if one is type(None) else Annotated[(one, *notes)] for one in members))
+        return _either(tuple(member if member is type(None) else Annotated[(member, *notes)] for member in members))
     rule = rule_of(hint)
     for note in notes:
         if isinstance(note, Bounds) and hint in (int, float):
@@ -152,8 +152,8 @@ def _within(rule: Rule, hint: Any, bounds: Bounds) -> Rule:
         number = take_number(value)
         return number if type(number) is Refusal or not bounds.finite or bounds.holds(number) else NO
 
-    one = " ".join(filter(None, words))
-    return Rule(take, one, one.removeprefix("a ").replace("number", "numbers", 1))
+    singular = " ".join(filter(None, words))
+    return Rule(take, singular, singular.removeprefix("a ").replace("number", "numbers", 1))
 
 
 def _sized(rule: Rule, length: Length) -> Rule:
@@ -163,8 +163,8 @@ def _sized(rule: Rule, length: Length) -> Rule:
         if isinstance(value, str) and len(value) > length.most:
             return NO
         as_it_is = isinstance(value, str) and (len(value) > MOST_CHARACTERS or not length.encoded)
-        taken = value if as_it_is else inner(value)
-        return taken if type(taken) is Refusal or length.least <= len(taken) <= length.most else NO
+        checked_value = value if as_it_is else inner(value)
+        return checked_value if type(checked_value) is Refusal or length.least <= len(checked_value) <= length.most else NO
 
     unit = "characters" if rule.one == "a text" else "items"
     return Rule(take, f"{rule.one} {length.words} {unit}", f"{rule.many} {length.words} {unit}")
@@ -183,12 +183,12 @@ def _either(hints: tuple[Any, ...]) -> Rule:
 
     def take(value: Any) -> Any:
         most_telling = NO
-        for one in takes:
-            taken = one(value)
-            if type(taken) is not Refusal:
-                return taken
-            if taken is not NO:
-                most_telling = taken
+        for take_member in takes:
+            checked_value = take_member(value)
+            if type(checked_value) is not Refusal:
+                return checked_value
+            if checked_value is not NO:
+                most_telling = checked_value
         return dataclasses.replace(most_telling, wanted=most_telling.wanted if not most_telling.at else "")
 
     words, many = dict.fromkeys(rule.one for rule in rules), dict.fromkeys(rule.many for rule in rules)
@@ -239,14 +239,14 @@ def _items(values: Any, item: Rule) -> Any:
     if item is ANYTHING:
         return values
     changed = False
-    taken = []
+    checked_items = []
     for i, value in enumerate(few):
         new = item.take(value)
         if type(new) is Refusal:
             return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value)
         changed = changed or new is not value
-        taken.append(new)
-    return type(values)(taken) if changed and type(values) in (list, tuple, set, frozenset) else values
+        checked_items.append(new)
+    return type(values)(checked_items) if changed and type(values) in (list, tuple, set, frozenset) else values
 
 
 def _tuple(args: tuple[Any, ...]) -> Rule:
@@ -260,7 +260,7 @@ def _tuple(args: tuple[Any, ...]) -> Rule:
             return _items(value if isinstance(value, tuple) else tuple(value), item) if isinstance(value, list | tuple) else NO
 
         return Rule(take, words, words.removeprefix("a ").replace("tuple", "tuples", 1))
-    rules = [rule_of(one) for one in args]
+    rules = [rule_of(arg) for arg in args]
     kinds = list(dict.fromkeys(rule.many for rule in rules))
     words = f"a tuple of {len(rules)} {' and '.join(kinds)}"
 
@@ -268,12 +268,12 @@ def _tuple(args: tuple[Any, ...]) -> Rule:
         value = _listed(value)
         if not isinstance(value, list | tuple) or len(value) != len(rules):
             return NO
-        taken = tuple(rule.take(one) for rule, one in zip(rules, value, strict=True))
-        for i, new in enumerate(taken):
+        checked_items = tuple(rule.take(arg) for rule, arg in zip(rules, value, strict=True))
+        for i, new in enumerate(checked_items):
             if type(new) is Refusal:
                 return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value[i])
-        same = type(value) is tuple and all(map(operator.is_, taken, value))
-        return value if same else taken
+        same = type(value) is tuple and all(map(operator.is_, checked_items, value))
+        return value if same else checked_items
 
     return Rule(take_each, words, words.removeprefix("a ").replace("tuple", "tuples", 1))
 
@@ -285,21 +285,21 @@ def _mapping(kind: Any, key: Any, item: Any) -> Rule:
     def take(value: Any) -> Any:
         if not isinstance(value, kind):
             return NO
-        taken = {}
-        for name, one in value.items():
-            new_name, new = keys.take(name), items.take(one)
+        checked_items = {}
+        for name, item_value in value.items():
+            new_name, new = keys.take(name), items.take(item_value)
             if type(new_name) is Refusal:
                 return Refusal(at=" with the key", value=name)
             if type(new) is Refusal:
-                return Refusal(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else one)
-            taken[new_name] = new
-        same = all(map(operator.is_, taken, value)) and all(map(operator.is_, taken.values(), value.values()))
-        return value if same else taken
+                return Refusal(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else item_value)
+            checked_items[new_name] = new
+        same = all(map(operator.is_, checked_items, value)) and all(map(operator.is_, checked_items.values(), value.values()))
+        return value if same else checked_items
 
     return Rule(take, words, words.removeprefix("a ").replace("mapping", "mappings", 1))
 
 
-# What stands beside a type in ``Annotated``: ``Within``, ``Length``, ``OneOf``; and what a rule is, with its no.
+# -- the notes of an ``Annotated`` type, and the rule that they make
 
 MOST_ITEMS = 10_000_000
 """Longest list that is taken where nothing else is said."""
@@ -364,7 +364,7 @@ class OneOf:
 
 
 NONFINITE = Bounds(finite=False)
-"""Beside ``float``: infinite numbers and NaN are taken too."""
+"""The note for a ``float`` that takes infinite numbers and NaN too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,7 +387,7 @@ NO = Refusal()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """What one annotation takes: ``take`` gives the value in plain Python, or :class:`Refused`.
+    """The values that one annotation takes: ``take`` gives the value in plain Python, or :class:`Refusal`.
 
     Attributes:
         take: the rule itself.
@@ -405,7 +405,7 @@ def figure(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) and abs(number) < 10**13 else f"{number:g}"
 
 
-# Single values as rules take them: numbers as Python's own, texts that have a UTF-8 form, paths that can be files.
+# -- rules of single values
 
 MOST_CHARACTERS = 1_000_000
 """Longest text that is taken where nothing else is said."""

@@ -150,19 +150,19 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Ragged:
         """Apply an elementwise function of NumPy to the values."""
-        columns = [one for one in inputs if isinstance(one, Ragged)]
+        columns = [column for column in inputs if isinstance(column, Ragged)]
         if method != "__call__" or "out" in options or "where" in options or ufunc.nout != 1 or ufunc.signature is not None:
             raise ColumnError(
                 f"rows of different lengths take no {ufunc.__name__}.{method}; column.flat has all values in one array"
             )
-        if any(not np.array_equal(one.offsets, self.offsets) for one in columns):
+        if any(not np.array_equal(column.offsets, self.offsets) for column in columns):
             raise ColumnError(f"{ufunc.__name__} takes columns whose rows have the same lengths")
-        if any(np.ndim(one) for one in inputs if not isinstance(one, Ragged)):
+        if any(np.ndim(column) for column in inputs if not isinstance(column, Ragged)):
             raise ColumnError(
                 f"{ufunc.__name__} takes columns of rows and single numbers; np.repeat(numbers, column.lengths) has a number "
                 "per value of column.flat"
             )
-        flat = ufunc(*(one.flat if isinstance(one, Ragged) else one for one in inputs), **options)
+        flat = ufunc(*(column.flat if isinstance(column, Ragged) else column for column in inputs), **options)
         return Ragged(flat, self.offsets)
 
     @checked(error=ColumnError)

@@ -76,7 +76,7 @@ class Tokens:
     clip_high: float | None = None
     """epsilon above 1."""
     color: str | None = None
-    """What colours the tokens at first."""
+    """The number that colours the tokens at first."""
 
     @classmethod
     def of(

@@ -38,7 +38,7 @@ class TurnEnds:
     text: int | None = None
     """Put behind a learned text that ends with none of them; ``None`` where the model has no such token."""
     notes: tuple[str, ...] = ()
-    """Where the sources disagree, a sentence each, with what was chosen."""
+    """The disagreements of the sources, a sentence each, with what was chosen."""
 
     def behind(self, response: list[int]) -> list[int]:
         """Return a learned text with its end behind it, where it has none."""
@@ -102,9 +102,9 @@ def eos_of(folder: str | Path, name: str) -> tuple[int, ...]:
     ids: Any = read_json(folder, name).get("eos_token_id") if has_file(folder, name) else None
     if ids is None:
         return ()
-    found = ids if isinstance(ids, list) else [ids]
-    if len(found) > MOST_ENDS or not all(is_whole(one) and 0 <= one < 2**31 for one in found):
+    end_ids = ids if isinstance(ids, list) else [ids]
+    if len(end_ids) > MOST_ENDS or not all(is_whole(token) and 0 <= token < 2**31 for token in end_ids):
         raise ModelNotFoundError(
             f"{folder}/{name} is damaged: it has eos_token_id={shown(ids)}, and a token id is a whole number from 0. Mend it."
         )
-    return tuple(found)
+    return tuple(end_ids)

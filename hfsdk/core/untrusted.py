@@ -42,10 +42,10 @@ MOST_BYTES = {
 """Largest file that is read whole, by its name; the first that fits counts. Gemma's ``tokenizer.json`` has 33 MB."""
 
 MOST_DEPTH, MOST_PARTS = 100, 5_000_000
-"""Of JSON: lists and objects in each other, and how many there are with all that is in them."""
+"""Limits of JSON: lists and objects in each other, and how many there are with all that is in them."""
 
 MOST_NAMES = 100_000
-"""Of a folder."""
+"""Most names in a folder."""
 
 KINDS = {
     stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -142,16 +142,16 @@ def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]
     """
     content = read_file(folder, name)
     with _telling(folder, name, ModelNotFoundError):
-        found = _object(content)
-    wanted = without_files(change(found))
-    return content if wanted == found else json_bytes(wanted)
+        content_object = _object(content)
+    wanted = without_files(change(content_object))
+    return content if wanted == content_object else json_bytes(wanted)
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    found = parse_json(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {_json_kind(found)} and no object")
-    return found
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {_json_kind(value)} and no object")
+    return value
 
 
 def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> Path:
@@ -161,12 +161,12 @@ def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) 
         ModelNotFoundError: there can be nothing: it is too long, a loop of links, of a user who does not exist (or the ``error``).
     """
     try:
-        found = Path(path).expanduser().resolve()
-        found.exists()
+        resolved = Path(path).expanduser().resolve()
+        resolved.exists()
     except (OSError, RuntimeError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise error(f"{shown(str(path), 100)} is no folder: {reason}") from problem
-    return found
+    return resolved
 
 
 def has_file(folder: str | Path, name: str) -> bool:
@@ -180,7 +180,7 @@ def folders_with(folder: str | Path, name: str) -> list[str]:
         inside = file_names(folder)
     except HfsdkError:
         return []
-    return [one for one in inside if has_file(os.path.join(folder, one), name)]
+    return [entry for entry in inside if has_file(os.path.join(folder, entry), name)]
 
 
 def file_names(folder: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> list[str]:
@@ -238,9 +238,9 @@ def _open(folder: str, name: str) -> int:
     return file
 
 
-def _check_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "no file")
         raise _RefusedError(f"is {kind}, and of a folder only regular files are read")
 
 
@@ -255,7 +255,11 @@ def _place(folder: str, name: str) -> tuple[str, str]:
     text = os.readlink(path)
     parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
     above = (real, os.path.dirname(real))  # a snapshot of the hub's cache, or a folder in one
-    caches = [os.path.dirname(os.path.dirname(one)) for one in above if os.path.basename(os.path.dirname(one)) == "snapshots"]
+    caches = [
+        os.path.dirname(os.path.dirname(folder_above))
+        for folder_above in above
+        if os.path.basename(os.path.dirname(folder_above)) == "snapshots"
+    ]
     if base and parent in (real, *(os.path.join(cache, "blobs") for cache in caches)):
         return parent, base
     raise _RefusedError(
@@ -315,34 +319,34 @@ def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
     parts = content.count(b",") + content.count(b"[") + content.count(b"{")
     if parts > most_parts:
         raise ValueError(f"it has more than {most_parts:,} parts")
-    found = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
-    _check_depth(found)
+    value = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
+    _check_depth(value)
     if _LONE.search(content):
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it has {shown(next(name for name in found if names.count(name) > 1))} twice")
-    return found
+        raise ValueError(f"it has {shown(next(name for name in by_name if names.count(name) > 1))} twice")
+    return by_name
 
 
-def _check_depth(found: Any) -> None:
-    level, depth = [found], 0
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-        held = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [part for parts in held for part in parts if isinstance(part, dict | list)]
+        containers = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [part for parts in containers for part in parts if isinstance(part, dict | list)]
 
 
-def _json_kind(found: Any) -> str:
+def _json_kind(value: Any) -> str:
     names = {list: "list", str: "text", bool: "truth value", type(None): "null"}
-    return names.get(type(found), "number")
+    return names.get(type(value), "number")
 
 
 # -- for libraries that open names by themselves

@@ -28,22 +28,22 @@ WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
 """Names of a file of weights and, as peft writes it, of adapters; of several files their index has it before its own ending."""
 
 MOST_HEADER_BYTES = 100_000_000
-"""As the format's own library has it."""
+"""Longest header that is read, the limit of the format's own library."""
 
 METADATA = "__metadata__"
 
 MOST_NUMBER = 2**63
-"""Of bits in a tensor, and of anything a header counts."""
+"""Most bits in a tensor, and most of anything that a header counts."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F16": 16, "BF16": 16,
     "F32": 32, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Of a number, by dtype."""
+"""Bits of a number, by dtype."""
 
 PIECE_BYTES = 1 << 22
-"""Of two tensors that are compared."""
+"""Bytes of two tensors that are compared at a time."""
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the two that a model may tie."""
@@ -61,7 +61,7 @@ class TensorPlace:
     begin: int
     """First byte of its numbers, behind the header."""
     end: int
-    """Where they are over."""
+    """The byte behind the last of its numbers."""
 
 
 class WeightFiles:
@@ -139,27 +139,27 @@ class WeightFiles:
             ModelNotFoundError: as :meth:`path`, or the file that the index names for it lacks it.
         """
         file = self.files[name]
-        found = self.header(file).get(name)
-        if found is None:
+        place = self.header(file).get(name)
+        if place is None:
             raise ModelNotFoundError(
                 f"{where(self.folder, file)} lacks {shown(name)}, which the index says it has. Take another copy."
             )
-        return found
+        return place
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; raises as :meth:`place`."""
         return self.place(name).shape
 
-    def same(self, one: str, other: str) -> bool:
+    def same(self, name: str, other: str) -> bool:
         """Whether two tensors have the same numbers in the same form, bit for bit.
 
         Raises: as :meth:`place`.
         """
-        first, second = self.place(one), self.place(other)
+        first, second = self.place(name), self.place(other)
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
-        pieces = zip(self._bytes(one, first), self._bytes(other, second), strict=True)
-        return all(mine == theirs for mine, theirs in pieces)
+        pieces = zip(self._bytes(name, first), self._bytes(other, second), strict=True)
+        return all(own_bytes == theirs for own_bytes, theirs in pieces)
 
     def _bytes(self, name: str, place: TensorPlace) -> Iterator[bytes]:
         with open_file(self.folder, self.files[name]) as file:
@@ -221,7 +221,7 @@ def _files_of(folder: str, index: str) -> dict[str, str]:
         raise ModelNotFoundError(
             f"{folder}/{index} is damaged: it has no weight_map of tensors and their files. Take another copy."
         )
-    for file in dict.fromkeys(one if isinstance(one, str) else repr(one)[:100] for one in files.values()):
+    for file in dict.fromkeys(file_name if isinstance(file_name, str) else repr(file_name)[:100] for file_name in files.values()):
         if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
             raise ModelNotFoundError(
                 f"{folder}/{index} is damaged: it names {shown(file)}, which is no *.safetensors of the folder. Take another copy."
@@ -237,8 +237,8 @@ def _header(folder: str, name: str, file: BinaryIO) -> Mapping[str, TensorPlace]
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MOST_HEADER_BYTES, size - 8):
-            found = f"its header would have {length:,} bytes; the file has {size:,}"
-            raise ValueError(f"{found}, and a header at most {MOST_HEADER_BYTES:,}")
+            claim = f"its header would have {length:,} bytes; the file has {size:,}"
+            raise ValueError(f"{claim}, and a header at most {MOST_HEADER_BYTES:,}")
         return _tensors(parse_json(file.read(length)), size - 8 - length)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise ModelNotFoundError(
