@@ -34,7 +34,7 @@ BASE = -1
 """The slot of rows that have no adapter."""
 
 Adapter = int | None | Sequence[int | None] | npt.NDArray[np.integer[Any]]
-"""Which slot rows have: of all, or of each; ``None`` or -1 is none, the base alone."""
+"""Slots of rows: one for all, or one for each; ``None`` or -1 is none, the base alone."""
 
 
 def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
@@ -196,20 +196,21 @@ def _places(spec: AdapterSpec, tp: int, tp_rank: int) -> dict[str, tuple[int, in
     return shapes
 
 
-# The product with adapters on a machine without a GPU: row by row of a batch vLLM's own gathers A and B once per token.
-#
-# Here the rows that have the same adapter are multiplied together, and rows without one are left alone (vLLM's would give them that
-# of the last slot)::
-#
-#     rows of a batch    0 0 0 0 | - - | 1 1 1     slot of each; - is none
-#     y[0:4] += (x[0:4] A0^T) B0^T         y[6:9] += (x[6:9] A1^T) B1^T
+# -- the product with adapters on a machine without a GPU
 
 Part = tuple["Tensor", "Tensor", int, int]
 """A^T [in, rank] and B^T [rank, rows] of one part of a layer, and the first and last column of its output."""
 
 
 class SlotKernel:
-    """Stands in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use."""
+    """Stands in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use.
+
+    Here the rows that have the same adapter are multiplied together, and rows without one are left alone (vLLM's would give them
+    that of the last slot)::
+
+        rows of a batch    0 0 0 0 | - - | 1 1 1     slot of each; - is none
+        y[0:4] += (x[0:4] A0^T) B0^T         y[6:9] += (x[6:9] A1^T) B1^T
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -243,13 +244,13 @@ class SlotKernel:
         slots = self._parts[id(lora_a_stacked)]
         for slot, rows in self._groups:
             if isinstance(rows, slice):
-                mine, out = x[rows], y[rows]
+                inputs, out = x[rows], y[rows]
                 for a, b, first, last in slots[slot]:
-                    out[:, first:last].addmm_(mine @ a, b)
+                    out[:, first:last].addmm_(inputs @ a, b)
             else:
-                mine = x[rows]
+                inputs = x[rows]
                 for a, b, first, last in slots[slot]:
-                    y[:, first:last].index_add_(0, rows, mine @ a @ b)
+                    y[:, first:last].index_add_(0, rows, inputs @ a @ b)
 
 
 def replace_kernel(manager: Any, used: dict[str, set[int]], rank: int) -> None:

@@ -149,10 +149,10 @@ class Rollout:
     def _check_parameters(self) -> None:
         """Check that the plan of a weight transition knows exactly vLLM's parameters."""
         planned = {box.local for box in vllm_boxes(self.spec, self.tp, self.tp_rank)}
-        found = set(self._parameters())
-        if planned - found or found - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
+        existing = set(self._parameters())
+        if planned - existing or existing - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
             raise UnsupportedModelError(
-                f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
+                f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ existing)[:6]}; "
                 "use a model without adapters or further biases."
             )
 
@@ -403,8 +403,8 @@ class Rollout:
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
         tasks = self._engine.get_supported_tasks()
-        given = zip(rows.items(), seeds, loras, strict=True)
-        for (name, row), seed, lora in sorted(given, key=lambda one: 0 if one[2] is None else one[2].adapter_id):
+        requests = zip(rows.items(), seeds, loras, strict=True)
+        for (name, row), seed, lora in sorted(requests, key=lambda request: 0 if request[2] is None else request[2].adapter_id):
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
@@ -442,7 +442,7 @@ class Rollout:
             self._engine = self._core = self._sleep = None
 
 
-# One call of a rollout: its rows, when each ends, and the columns they become.
+# -- one call of a rollout: its rows, when each ends, and the columns they become
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
@@ -606,21 +606,22 @@ def check_request(
         )
 
 
-# How a generation runs dry: sequences still running and how full the key/value cache is, step by step.
-#
-# ::
-#
-#     running 32 |#########################
-#             16 |                         #########
-#              1 |                                  ##################   the long tail: one response holds the device
-#                +----------------------------------------------------
+# -- how a generation runs dry
 
 MOST_POINTS = 128
 """Points kept of one generation; a longer one keeps every second, fourth, ... step."""
 
 
 class Drain:
-    """Samples of one generation, at most ``MOST_POINTS``, evenly spread over its steps."""
+    """Samples of one generation, at most ``MOST_POINTS``, evenly spread over its steps.
+
+    ::
+
+        running 32 |#########################
+                16 |                         #########
+                 1 |                                  ##################   the long tail: one response holds the device
+                   +----------------------------------------------------
+    """
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

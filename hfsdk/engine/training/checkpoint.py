@@ -84,15 +84,15 @@ class StateWriter(threading.Thread):
         self.small: dict[str, bytes] = {}
         self.error: CheckpointError | None = None
         self.metadata: Any = None
-        """Which pieces there are, over all ranks; on rank 0."""
+        """The pieces that there are over all ranks; on rank 0."""
         self.writer: _Writer | None = None
 
     def run(self) -> None:
         """Write this rank's files."""
         assert self.writer is not None
         try:
-            results, name, found = self.writer.write()
-            written = (results, name, found.num_bytes, found.crc32)
+            results, name, file_sum = self.writer.write()
+            written = (results, name, file_sum.num_bytes, file_sum.crc32)
             (self.folder / f"written-{self.rank}.pkl").write_bytes(pickle.dumps(written))
         except Exception as error:  # whatever it is, the user is told by the thread that waits
             self.error = _unwritable(self.folder, error)
@@ -293,8 +293,8 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
-    mine = {name: found for name, found in noted.items() if name.split("/")[0] == folder.name}
-    check_files(state, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
+    own_files = {name: file_sum for name, file_sum in noted.items() if name.split("/")[0] == folder.name}
+    check_files(state, own_files, parts=sorted(own_files)[groups.rank :: groups.mesh.layout.size])
 
 
 def read_summary(folder: AnyPath) -> Summary:
@@ -307,7 +307,7 @@ def read_summary(folder: AnyPath) -> Summary:
         common = torch.load(io.BytesIO(content_of(folder / "common.pt")), map_location="cpu", weights_only=True)
         saved = common[SUMMARY]
         step = None if saved["step"] is None else float(saved["step"])
-        sums = {str(name): (str(dtype), int(one)) for name, (dtype, one) in saved.get("fingerprints", {}).items()}
+        sums = {str(name): (str(dtype), int(number)) for name, (dtype, number) in saved.get("fingerprints", {}).items()}
         return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step, sums)
     except FileNotFoundError:
         raise CheckpointError(
@@ -352,7 +352,7 @@ ALLOWED = frozenset({
     )),
     *((f"{_TORCH}.planner", name) for name in ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")),
 })  # fmt: skip
-"""What a checkpoint's pickles name: sizes, dtypes and places in files."""
+"""The globals that a checkpoint's pickles may name: sizes, dtypes and places in files."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -394,8 +394,8 @@ class _Reader(FileSystemReader):
         return done
 
     def _place(self, item: Any) -> tuple[str, int, int]:
-        found = self.storage_data[item.storage_index]
-        return found.relative_path, found.offset, found.length
+        storage = self.storage_data[item.storage_index]
+        return storage.relative_path, storage.offset, storage.length
 
     def _read(self, items: Sequence[Any], planner: Any) -> None:
         """Read what is wanted, a piece of several items once."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.megatron_groups import RoleGroups
 
 ADAPTER = ".adapter."
-"""What the local name of an adapter's tensor has in it."""
+"""The part of a tensor's local name that says it is an adapter's."""
 
 
 class Adapter(torch.nn.Module):
@@ -81,9 +81,9 @@ class Adapter(torch.nn.Module):
             return self.B
         return (self.B[self._order][:, None, :] * self._there).flatten(1)
 
-    def add(self, _: Any, given: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    def add(self, _: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         """A forward hook of the linear: add s B A x to W x; [tokens, 1, width] both."""
-        x, (y, bias) = given[0], output
+        x, (y, bias) = inputs[0], output
         h = torch.nn.functional.linear(x, self.A)
         if self.by_rows and self.sequence_parallel:
             h = gather_from_sequence_parallel_region(h, tensor_parallel_output_grad=True, group=self._tp)

@@ -132,15 +132,15 @@ class RoleGroups:
 
     def _along(self, groups: list[list[int]]) -> dist.ProcessGroup:
         """Return the group of that list of the role's ranks which has this one; ranks of other lists make theirs meanwhile."""
-        (mine,) = (ranks for ranks in groups if self.rank in ranks)
-        return group_of([self.first + rank for rank in mine])
+        (own_ranks,) = (ranks for ranks in groups if self.rank in ranks)
+        return group_of([self.first + rank for rank in own_ranks])
 
     def _ends(self) -> dist.ProcessGroup | None:
         stages = self.mesh.groups("pp")
         pairs = [sorted({group[0], group[-1]}, key=group.index) for group in stages]
         between = [[rank] for group in stages for rank in group[1:-1]]
-        mine = self._along([*pairs, *between])
-        return mine if self.is_first_stage or self.is_last_stage else None
+        own_ends = self._along([*pairs, *between])
+        return own_ends if self.is_first_stage or self.is_last_stage else None
 
     @property
     def is_first_stage(self) -> bool:

@@ -42,7 +42,7 @@ from hfsdk.engine.training.vocab_parallel import KeptTokens, keep, log_probs_and
 
 
 class Passes:
-    """See the module's text; every pass is collective over the role's ranks."""
+    """The passes of one role's model over its micro-batches; every pass is collective over the role's ranks."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Passes:
         safe: SafePoint,
         *,
         entropy: bool,
-        kept: KeptTokens,
+        allowed: KeptTokens,
     ) -> dict[str, Ragged]:
         """See :meth:`Trainer.log_probs <hfsdk.engine.training.trainer.Trainer.log_probs>`."""
 
         def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
-            found = self._output(table, micro, out, entropy=entropy, kept=kept)
-            return [x for x in (found.log_probs, found.entropy) if x is not None]
+            output = self._output(table, micro, out, entropy=entropy, allowed=allowed)
+            return [x for x in (output.log_probs, output.entropy) if x is not None]
 
         rows = with_temperature(rows, temperature)
         names = ["log_probs", "entropy"] if entropy else ["log_probs"]
@@ -108,7 +108,7 @@ class Passes:
         return None
 
     def _output(
-        self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False, kept: KeptTokens | None = None
+        self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False, allowed: KeptTokens | None = None
     ) -> ModelOutput:
         """Read the model's logits or values, ``[N, columns]``."""
         if self.scores_rows:
@@ -118,12 +118,12 @@ class Passes:
         temperature_N = token_temperature(table)
         if (temperature_N != 1).any():
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
-        if kept:
-            out = keep(out, kept, self._spec.vocab_size, self._groups.tp)
-        log_probs, found = log_probs_and_entropy(
+        if allowed:
+            out = keep(out, allowed, self._spec.vocab_size, self._groups.tp)
+        log_probs, entropies = log_probs_and_entropy(
             out, micro.targets_N, self._spec.vocab_size, self._groups.tp, entropy=entropy, overwrite=True
         )
-        return ModelOutput(log_probs=log_probs, entropy=found)
+        return ModelOutput(log_probs=log_probs, entropy=entropies)
 
     def infer(
         self,
@@ -209,7 +209,7 @@ class Passes:
         """Run this dp rank's micro-batches and return the tally of all ranks."""
         rows = with_temperature(rows, temperature)
         micro_batches = mini.passes.micro_batches[self._groups.dp_rank]
-        mine = Tally()
+        own_tally = Tally()
 
         failed: list[Exception] = []
 
@@ -227,7 +227,7 @@ class Passes:
         def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
             apart = table if self.scores_rows else tell_apart(table)
             b = TokenBatch(apart, mini.num_tokens, mini.num_rows, self._groups.device)
-            part = evaluate(loss, output, b, mine)
+            part = evaluate(loss, output, b, own_tally)
             if train and not part.requires_grad:
                 raise OptionError(
                     "the loss does not depend on the model: it needs out.log_probs, out.entropy, out.values or out.scores"
@@ -239,7 +239,7 @@ class Passes:
         self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
         merged = Tally()
         with self._agreeing():
-            tallies = self._groups.gather(mine if self._groups.tp_rank == 0 else None, Tally | None)
+            tallies = self._groups.gather(own_tally if self._groups.tp_rank == 0 else None, Tally | None)
         for tally in tallies:
             if tally is not None:
                 merged.merge(tally)
@@ -255,18 +255,7 @@ def _finish(
     return finish(*pairs[number], out)
 
 
-# Micro-batches through a role's model: straight through, or through pipeline stages by Megatron's 1F1B schedule.
-#
-# With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
-#
-#     stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
-#     stage 1   .. F1 B1 F2 B2 F3 B3
-#
-# A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
-# keeps the error and returns a loss of zero, as for all micro-batches after it.
-#
-# Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
-# micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
+# -- micro-batches through the model, or through pipeline stages by Megatron's 1F1B schedule
 
 Finish = Callable[[int, torch.Tensor], torch.Tensor | None]
 """``finish(i, out)`` takes micro-batch ``i``'s logits or values and, when training, returns its part of the loss."""
@@ -276,7 +265,19 @@ CHUNK = 4
 
 
 class Pipeline:
-    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks."""
+    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks.
+
+    With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
+
+        stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
+        stage 1   .. F1 B1 F2 B2 F3 B3
+
+    A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
+    keeps the error and returns a loss of zero, as for all micro-batches after it.
+
+    Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
+    micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
+    """
 
     def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder, overlap: Overlap | None = None) -> None:
         self._model, self._groups, self._recorder, self._overlap = model, groups, recorder, overlap
@@ -403,29 +404,30 @@ class _SpanTimer:
         self._timers.stop(self._name)
 
 
-# The sum of gradients over dp, begun while the last backward pass before an optimizer step still runs.
-#
-# Megatron cuts the gradient buffer into buckets, filled from the last layer to the first (Li et al., arXiv 2006.15704)::
-#
-#     last backward pass     | layer 4 | layer 3 | layer 2 | layer 1 | embedding |
-#     sums over dp                               [    bucket 0   ]     [   bucket 1   ] | the step waits for what is left
-#
-# Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of the
-# last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in the
-# same order. So buckets are started in the order of their numbers, each behind those before it, and whoever is done, or fails,
-# starts the rest before it says so to the others.
-#
-# From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank
-# comes to it, or to ``finalize_model_grads``, whatever happens) ends them before the buffer is touched.
+# -- the sum of gradients over dp, begun while the last backward pass still runs
 
 
 class Overlap:
-    """Starts the buckets of one role's gradients; made for a model wrapped with ``overlap_grad_reduce``."""
+    """Starts the buckets of one role's gradients; made for a model wrapped with ``overlap_grad_reduce``.
+
+    Megatron cuts the gradient buffer into buckets, filled from the last layer to the first (Li et al., arXiv 2006.15704)::
+
+        last backward pass     | layer 4 | layer 3 | layer 2 | layer 1 | embedding |
+        sums over dp                               [    bucket 0   ]     [   bucket 1   ] | the step waits for what is left
+
+    Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of
+    the last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in
+    the same order. So buckets are started in the order of their numbers, each behind those before it, and whoever is done, or
+    fails, starts the rest before it says so to the others.
+
+    From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank
+    comes to it, or to ``finalize_model_grads``, whatever happens) ends them before the buffer is touched.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
         self._missing: list[set[torch.nn.Parameter]] = []
-        """Of each bucket that is not started, in order, the parameters whose gradients are not complete."""
+        """The parameters of each bucket whose gradients are not complete, for the buckets that are not started, in order."""
         self._armed = False
         self._under_way = False
         self._hold_megatron()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.megatron_groups import RoleGroups
 
 _bases: weakref.WeakValueDictionary[tuple[Any, ...], Base] = weakref.WeakValueDictionary()
-"""Those that a role of this process has."""
+"""The bases that a role of this process has."""
 
 
 class Base:
@@ -39,12 +39,12 @@ class Base:
 
     @property
     def models(self) -> list[torch.nn.Module]:
-        """Those that have them now."""
+        """The models that have the tensors now."""
         return [model for _, model in self._there()]
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Whose they are."""
+        """The roles whose models have the tensors now."""
         return tuple(role for role, _ in self._there())
 
     def _there(self) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -61,8 +61,8 @@ class ShareOfModel:
     def read(self, layout: str, num_updates: int) -> StateShare:
         """Copy this rank's share to the CPU."""
         summary = self.summary(num_updates)
-        found = ((strip, copy_on_host(values)) for strip, values in self._in_place(summary))
-        return StateShare(layout, self._groups.rank, summary, tuple(found))
+        strips = ((strip, copy_on_host(values)) for strip, values in self._in_place(summary))
+        return StateShare(layout, self._groups.rank, summary, tuple(strips))
 
     @torch.no_grad()
     def in_place(self, layout: str, num_updates: int) -> StateShare:
@@ -89,9 +89,9 @@ class ShareOfModel:
 
     def _in_place(self, summary: Summary) -> Iterator[tuple[Strip, torch.Tensor]]:
         for kind in ("weights", *(summary.kinds if self._optimizer is not None else ())):
-            held = self._held(kind)
+            tensors = self._held(kind)
             for strip in self._mine(kind):
-                yield strip, self._there(strip, held)
+                yield strip, self._there(strip, tensors)
 
     @torch.no_grad()
     def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
@@ -145,24 +145,26 @@ class ShareOfModel:
     def _check(self, share: StateShare) -> None:
         trained = self._optimizer is not None
         wanted = set(self.strips(share.summary.kinds if trained else ()))
-        given = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
-        odd = sorted(wanted ^ given, key=str)
+        present = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
+        odd = sorted(wanted ^ present, key=str)
         problem = f"{odd[0].kind} of {odd[0].local} {odd[0].shape}, numbers {odd[0].start}:{odd[0].stop}" if odd else ""
         problems = [text for text in self._groups.gather(problem, str) if text]
         if problems:
             raise CheckpointError(f"the state does not fit the model, e.g. {problems[0]}. It is a state of another model.")
 
-    def _give(self, kind: str, values: dict[Strip, torch.Tensor], held: dict[str, tuple[torch.Tensor, int]] | None = None) -> None:
+    def _give(
+        self, kind: str, values: dict[Strip, torch.Tensor], tensors: dict[str, tuple[torch.Tensor, int]] | None = None
+    ) -> None:
         """Write this rank's strips of a kind into its tensors, or others like them, and bring those of the other dp ranks."""
-        held = self._held(kind) if held is None else held
+        tensors = self._held(kind) if tensors is None else tensors
         for strip in self._mine(kind):
-            self._there(strip, held).copy_(values[strip])
+            self._there(strip, tensors).copy_(values[strip])
         if self._stays(kind) or self._groups.dp_size == 1:
             return
         for source, part in enumerate(self._divided(kind)):
             for strip in part:
                 # as bytes: every backend sends those, whatever the dtype
-                dist.broadcast(self._there(strip, held).view(torch.uint8), group=self._groups.dp, group_src=source)
+                dist.broadcast(self._there(strip, tensors).view(torch.uint8), group=self._groups.dp, group_src=source)
 
     def _stays(self, kind: str) -> bool:
         """Whether every dp rank has numbers of its own of this kind."""
@@ -196,6 +198,6 @@ class ShareOfModel:
         }
 
     @staticmethod
-    def _there(strip: Strip, held: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
-        tensor, first = held[strip.local]
+    def _there(strip: Strip, tensors: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
+        tensor, first = tensors[strip.local]
         return tensor.view(-1)[strip.start - first : strip.stop - first]

@@ -49,8 +49,8 @@ def log_probs_and_entropy(
     most = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if logits_NV.device.type == "cpu" else CHUNK_ELEMENTS
     rows = max(1, most // max(1, logits_NV.shape[-1]))
     if len(logits_NV) > rows:
-        found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows, overwrite)
-        return found[0], found[1] if entropy else None
+        results = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows, overwrite)
+        return results[0], results[1] if entropy else None
     log_probs_N, entropy_N = _VocabParallel.apply(logits_NV, targets_N, vocab_size, group, entropy)
     return log_probs_N, entropy_N if entropy else None
 
@@ -116,7 +116,7 @@ class _Chunked(torch.autograd.Function):
         for logits, targets in zip(logits_NV.split(rows), targets_N.split(rows), strict=True):
             log_probs, entropies, _, _, log_total, _, _ = _forward(logits, targets, vocab_size, group, entropy, scratch)
             parts.append((log_probs, entropies, log_total))
-        log_probs_N, entropy_N, log_total_N = (torch.cat(found) for found in zip(*parts, strict=True))
+        log_probs_N, entropy_N, log_total_N = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
         ctx.save_for_backward(logits_NV, targets_N, entropy_N, log_total_N)
         ctx.vocab_size, ctx.group, ctx.rows, ctx.overwrite = vocab_size, group, rows, overwrite
         ctx.set_materialize_grads(False)
@@ -162,21 +162,21 @@ def _slope_of_chunk(
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """
-    found = slope if slope.dtype == torch.float32 else torch.empty_like(slope, dtype=torch.float32)
+    gradient = slope if slope.dtype == torch.float32 else torch.empty_like(slope, dtype=torch.float32)
     probs = torch.sub(logits, log_total[:, None], out=_like(scratch[0], logits.shape))
     if grad_entropy is not None:
         log_probs = _like(scratch[1], logits.shape).copy_(probs)
     probs.exp_()
     if grad_log_probs is None:
-        found.zero_()
+        gradient.zero_()
     else:
-        torch.mul(probs, -grad_log_probs[:, None], out=found)
-        found.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
+        torch.mul(probs, -grad_log_probs[:, None], out=gradient)
+        gradient.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
     if grad_entropy is not None:
         probs.mul_(log_probs.masked_fill_(probs == 0, 0.0).add_(entropy[:, None]))
-        found.addcmul_(probs, grad_entropy[:, None], value=-1)
-    if found is not slope:
-        slope.copy_(found)
+        gradient.addcmul_(probs, grad_entropy[:, None], value=-1)
+    if gradient is not slope:
+        slope.copy_(gradient)
 
 
 def _columns(
@@ -219,10 +219,7 @@ def _forward(
     return stacked[1] - log_total_N, entropy_N, exp_NV, stacked[0], log_total_N + max_N, here_N, column_N
 
 
-# The tokens that top-k, top-p and ``min_new_tokens`` leave, over a vocabulary that is spread over tensor-parallel ranks.
-#
-# The log-probabilities that a generating engine returns are of the distribution that it drew from, renormalised over these. As vLLM
-# does, the k likeliest are kept first, then the likeliest of them that together have probability p.
+# -- the tokens that top-k, top-p and ``min_new_tokens`` leave
 
 POSITIONS = 64
 """Positions whose whole vocabulary is gathered at a time."""
@@ -230,7 +227,7 @@ POSITIONS = 64
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Which tokens may be drawn."""
+    """The tokens that may be drawn."""
 
     top_k: int = 0
     """The k likeliest; 0: all."""
@@ -242,12 +239,15 @@ class KeptTokens:
         return bool(self.top_k or self.top_p < 1 or self.without)
 
 
-def keep(logits_NV: torch.Tensor, kept: KeptTokens, vocab_size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+def keep(logits_NV: torch.Tensor, allowed: KeptTokens, vocab_size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Return the logits with -inf in place of those of tokens that may not be drawn; collective over ``group``.
+
+    The log-probabilities that a generating engine returns are of the distribution that it drew from, renormalised over these. As
+    vLLM does, the k likeliest are kept first, then the likeliest of them that together have probability p.
 
     Args:
         logits_NV: this rank's columns, divided by the temperature.
-        kept: which tokens may be drawn.
+        allowed: which tokens may be drawn.
         vocab_size: columns of the whole vocabulary that are real.
         group: tensor parallel, ``None`` for one rank.
     """
@@ -262,20 +262,20 @@ def keep(logits_NV: torch.Tensor, kept: KeptTokens, vocab_size: int, group: dist
             whole = [logits]
         full = torch.cat(whole, -1)
         full[:, vocab_size:] = -torch.inf
-        full[:, list(kept.without)] = -torch.inf
-        masked = full.masked_fill(full < _least(full, kept), -torch.inf)
+        full[:, list(allowed.without)] = -torch.inf
+        masked = full.masked_fill(full < _least(full, allowed), -torch.inf)
         parts.append(masked[:, rank * width : (rank + 1) * width])
     return torch.cat(parts) if parts else logits_NV
 
 
-def _least(full: torch.Tensor, kept: KeptTokens) -> torch.Tensor:
+def _least(full: torch.Tensor, allowed: KeptTokens) -> torch.Tensor:
     """Return the smallest logit that is kept at each position; shape [N, 1]."""
     ordered = full.sort(-1, descending=True).values
-    count = min(kept.top_k or ordered.shape[-1], ordered.shape[-1])
+    count = min(allowed.top_k or ordered.shape[-1], ordered.shape[-1])
     ordered = ordered[:, :count]
-    if kept.top_p < 1:
+    if allowed.top_p < 1:
         probabilities = ordered.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
-        last = (before < kept.top_p).sum(-1, keepdim=True).clamp(min=1) - 1
+        last = (before < allowed.top_p).sum(-1, keepdim=True).clamp(min=1) - 1
         return ordered.gather(-1, last)
     return ordered[:, -1:]
