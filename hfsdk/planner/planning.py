@@ -1,4 +1,4 @@
-"""From recorded calls to a ``Plan``: the search, its result as data, and clear errors where there is none."""
+"""``plan_step``: from recorded calls to a ``Plan``, by a search, or to a clear error where there is none."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plan_step(
         searches[-1].prepare()
         searches[-1].run()
     search, by_key = searches[0], searches[-1].best.by_key
-    solutions = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
+    solutions = sorted(by_key.values(), key=lambda solution: solution.step_seconds)[:top]
     if not solutions:
         raise _nothing_fits(models, recorded, cluster, placement)
     bands = Bands(error)
@@ -99,12 +99,12 @@ def plan_step(
     searched = Searched(
         family=_family(search, cluster, len(first.steps_s)),
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
-        num_layouts=sum(one.spaces[0].tables.num_predicted for one in searches), seconds=time.perf_counter() - began,
-        tables_s=sum(one.tables_s for one in searches),
+        num_layouts=sum(s.spaces[0].tables.num_predicted for s in searches), seconds=time.perf_counter() - began,
+        tables_s=sum(s.tables_s for s in searches),
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(solution, bands, best, first) for solution in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, recorded, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         band_words=bands.words(best.methods), again=again, find_hinges=partial(hinges, best, solutions[1:]),
@@ -173,19 +173,19 @@ def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
     leaf, space = solution.leaf, solution.leaf.space
     devices = leaf.devices()
     assert devices is not None
-    held: dict[int, dict[str, dict[str, int]]] = {}
+    by_block: dict[int, dict[str, dict[str, int]]] = {}
     for b in range(len(leaf.blocks)):
-        held[b] = {}
-        for name, one in solution.held_on(b).items():
-            numbers = {part: value for part, value in asdict(one).items() if isinstance(value, int)}
-            held[b][name] = {**numbers, "resident": one.resident, "working": one.working}
+        by_block[b] = {}
+        for name, estimate in solution.held_on(b).items():
+            numbers = {part: value for part, value in asdict(estimate).items() if isinstance(value, int)}
+            by_block[b][name] = {**numbers, "resident": estimate.resident, "working": estimate.working}
     placement, rows = leaf.placement(), []
     for b, host in enumerate(leaf.hosts):
         inside = {d for p, h in enumerate(leaf.hosts) if h == b for d in devices[p]}
         own = tuple(d for d in devices[b] if d not in inside)
         if not own:
             continue
-        kind, roles = leaf.kind(b), {**(held[host] if host >= 0 else {}), **held[b]}
+        kind, roles = leaf.kind(b), {**(by_block[host] if host >= 0 else {}), **by_block[b]}
         name = placement.pool_of(space.mode.items[leaf.blocks[b][0]].name).name
         rows.append(PlannedMemory(
             pool=name, devices=own, device_name=kind.device.name, exists=kind.device.memory_bytes, process=process_bytes(kind),

@@ -1,4 +1,4 @@
-"""What adapters of low rank add to a model on a rank: numbers, bytes that travel, messages; counted from boxes, one layer of each.
+"""The cost of adapters of low rank on a rank: numbers, bytes that travel, messages; counted from boxes, one layer of each.
 
 Beside a linear that tp cuts by rows A is whole on every rank and B is cut; beside one cut by columns A is cut and B is whole
 (:mod:`hfsdk.engine.training.megatron_adapters`, whose two sums of [tokens, rank] are counted here)::
@@ -25,10 +25,10 @@ CUT_BY_COLUMNS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What adapters sum over tp in a layer of one pass."""
+    """The sums over tp that adapters add to a layer in one pass."""
 
     numbers: int = 0
-    """For each token."""
+    """Numbers for each token."""
     messages: int = 0
 
 
@@ -80,9 +80,9 @@ def received_numbers(adapters: AdapterSpec, tp: int, pp: int, rollout_tp: int) -
     mesh = Layout(tp=tp, dp=math.lcm(tp, rollout_tp) // tp).mesh(rollout_tp)
     most = 0.0
     for rank in mesh.ranks:
-        held = megatron_layer(adapters, tp, mesh.coordinates(rank).tp, 0, 0)
+        own_boxes = megatron_layer(adapters, tp, mesh.coordinates(rank).tp, 0, 0)
         needed = vllm_layer(adapters, rollout_tp, rank % rollout_tp, 0)
-        both = [intersect(one, box) for box in needed for one in held if one.tensor == box.tensor]
+        both = [intersect(own_box, box) for box in needed for own_box in own_boxes if own_box.tensor == box.tensor]
         there = sum(math.prod(shared[1]) for shared in both if shared is not None)
         most = max(most, sum(box.numel for box in needed) - there / pp)
     return adapters.num_layers * most

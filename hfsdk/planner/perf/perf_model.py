@@ -184,8 +184,8 @@ class PerfModel:
         layer_read = setup.layer_parameters + inside * more_read(spec, largest, layout.ep)
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
-        kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
-        traffic = kept * hidden * share * layer_tokens
+        numbers_kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
+        traffic = numbers_kept * hidden * share * layer_tokens
         traffic += moved_rows(spec) * setup.bytes_each * adapted
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
@@ -195,9 +195,9 @@ class PerfModel:
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
         message, reached = layer_tokens * hidden * setup.bytes_each, self.link_efficiency
         seconds += 2 * reduces * float(all_reduce(message, tp, setup.links.tp, layer_passes, reached))
-        for one in sums:
-            sent = adapted * one.numbers * setup.bytes_each
-            seconds += float(all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes, reached))
+        for layer_sums in sums:
+            sent = adapted * layer_sums.numbers * setup.bytes_each
+            seconds += float(all_reduce(sent, tp, setup.links.tp, layer_sums.messages * layer_passes, reached))
         if layout.cp > 1:  # beside attention, which hides as much of it as takes no longer
             ring = ring_pass(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
             seconds += max(0.0, ring - times * attention / (tp * setup.peak_flops * efficiency))
@@ -231,8 +231,8 @@ class PerfModel:
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
-        held, copies = self._local(setup), setup.layout.num_copies
-        others = (copies - 1) / copies * held if setup.layout.ep == 1 else held - setup.without_ep / copies
+        own_numbers, copies = self._local(setup), setup.layout.num_copies
+        others = (copies - 1) / copies * own_numbers if setup.layout.ep == 1 else own_numbers - setup.without_ep / copies
         return others * setup.bytes_each / self._rate(setup.links.dp)
 
     def optimizer(self, setup: Setup) -> float:
@@ -268,7 +268,7 @@ class PerfModel:
     def generate_each(self, setup: Setup, rows: ReplicaRows) -> dict[str, Array]:
         """Return the seconds of prefill and of decoding of several replicas by the names of their spans, [replica]."""
         prompts, which = rows.prompts
-        prefill = np.array([self.prefill(setup, one) for one in prompts])[which]
+        prefill = np.array([self.prefill(setup, lengths) for lengths in prompts])[which]
         return {"prefill": prefill, "decode": decode_each_s(self, setup, rows)}
 
     # -- weights on the move
@@ -367,11 +367,11 @@ class PerfModel:
             return {method: each * setup.learned / self.storage_bandwidth / setup.layout.num_copies}
         if kind.phase == "inspection" or kind.work == "look":
             return {method: self.task_s}
-        found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
+        seconds = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
         if "weights" in setup.offloads:
             moved = self.onload(setup, "weights")
-            return {"onload": moved, **found, "offload": moved}
-        return found
+            return {"onload": moved, **seconds, "offload": moved}
+        return seconds
 
     def _agree(self, setup: Setup) -> dict[str, float]:
         return {"agree": self.agree(setup)} if setup.layout.size > 1 else {}

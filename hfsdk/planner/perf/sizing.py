@@ -48,12 +48,12 @@ def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec)
     return [with_sizes(role) if waits(role) else role for role in every]
 
 
-def sizes_alone(role: RoleSpec, held: MemoryEstimate, devices: Collection[DeviceSpec]) -> RolloutOptions:
+def sizes_alone(role: RoleSpec, estimate: MemoryEstimate, devices: Collection[DeviceSpec]) -> RolloutOptions:
     """Return the sizes of a role's rollout where no other role is on its devices.
 
     Args:
         role: in its layouts.
-        held: what it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
+        estimate: what it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
         devices: kinds of its devices.
     """
     if not waits(role):
@@ -61,7 +61,7 @@ def sizes_alone(role: RoleSpec, held: MemoryEstimate, devices: Collection[Device
     free = [
         free_bytes(DeviceMemory(
             device=0, device_name=device.name, pool="", exists=device.memory_bytes, process=GPU_PROCESS_BYTES,
-            roles={role.name: held},
+            roles={role.name: estimate},
         ), [role.name])[role.name]
         for device in devices
     ]  # fmt: skip
@@ -107,17 +107,17 @@ def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Fre
 
     ``device`` counts the least cache for each of them (:func:`with_least`). Nobody gets less than that, whatever is free.
     """
-    mine = {name: device.roles[name] for name in waiting if name in device.roles}
-    asleep = [name for name, estimate in mine.items() if estimate.asleep]
-    awake = [name for name in mine if name not in asleep]
+    waiting_roles = {name: device.roles[name] for name in waiting if name in device.roles}
+    asleep = [name for name, estimate in waiting_roles.items() if estimate.asleep]
+    awake = [name for name in waiting_roles if name not in asleep]
     greediest = max((e.working for e in device.roles.values()), default=0)
-    held = device.process + sum(e.resident for e in device.roles.values())
+    taken_bytes = device.process + sum(e.resident for e in device.roles.values())
 
     def part(name: str, exists: int) -> int:
-        room = exists - held
-        parts = [(room - mine[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
+        room = exists - taken_bytes
+        parts = [(room - waiting_roles[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
         if name in awake:  # beside the one that sleeps, while that one generates
-            parts += [(room - mine[other].asleep, len(awake) + 1) for other in asleep]
-        return mine[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
+            parts += [(room - waiting_roles[other].asleep, len(awake) + 1) for other in asleep]
+        return waiting_roles[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
 
-    return {name: (part(name, int(MAX_SHARE * device.exists)), part(name, device.exists)) for name in mine}
+    return {name: (part(name, int(MAX_SHARE * device.exists)), part(name, device.exists)) for name in waiting_roles}

@@ -39,9 +39,9 @@ def base_groups(roles: Iterable[RoleSpec]) -> tuple[int, ...]:
     return tuple(bases.index(base) if base is not None and bases.count(base) > 1 else ALONE for base in bases)
 
 
-def least_of(one: Candidates) -> Least:
+def least_of(candidates: Candidates) -> Least:
     """Return the least bytes of an item over its candidates."""
-    return Least(one.resident.min(), one.own.min(), one.base.min())
+    return Least(candidates.resident.min(), candidates.own.min(), candidates.base.min())
 
 
 def least_of_all(least: Mapping[int, Least], groups: Sequence[int], *, but: int = -1) -> Array:
@@ -78,10 +78,10 @@ def held_twice(chosen: Array, items: Sequence[int], candidates: Sequence[Candida
     """
     saved = np.zeros(len(chosen))
     for group in {groups[item] for item in items} - {ALONE}:
-        mine = [item for item in items if groups[item] == group]
-        shapes = [candidates[item].shapes[chosen[:, item]] for item in mine]
-        bases = [candidates[item].base[chosen[:, item]] for item in mine]
-        for n in range(1, len(mine)):  # of each with one before it in the same shape, the smaller of the two
+        members = [item for item in items if groups[item] == group]
+        shapes = [candidates[item].shapes[chosen[:, item]] for item in members]
+        bases = [candidates[item].base[chosen[:, item]] for item in members]
+        for n in range(1, len(members)):  # of each with one before it in the same shape, the smaller of the two
             most = np.max([np.where(shapes[m] == shapes[n], bases[m], 0.0) for m in range(n)], axis=0)
             saved += np.minimum(most, bases[n])
     return saved

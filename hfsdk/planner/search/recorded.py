@@ -53,9 +53,9 @@ class RecordedCall:
     num_read_tokens: int = 0
     """Entries of all variable-length columns that it reads."""
     drawn: tuple[Array, ...] = ()
-    """Of a generation, the response lengths of further steps of the run; empty where all are as long."""
+    """The response lengths of a generation in further steps of the run; empty where all are as long."""
     mini_batches: tuple[Array, ...] = ()
-    """Of an update, the row numbers of every optimizer step in order."""
+    """The row numbers of every optimizer step of an update, in order."""
     on_host: bool = False
     """Whether it is a CPU task."""
 
@@ -104,13 +104,13 @@ class RecordedCall:
         for number, shard in enumerate(shards):
             places[number, : len(shard)] = shard
         prompts = np.append(self.prompts, 0)[places]
-        found = []
+        replicas = []
         for responses in (self.responses, *self.drawn):
             alone = np.append(responses, 0)[places]
             both = (prompts + alone).astype(np.float64)
             measured = both.sum(1), (both**2).sum(1), alone.max(1, initial=0)
-            found += [(self.prompts[shard], responses[shard]) for shard in (shards[int(one.argmax())] for one in measured)]
-        return ReplicaRows(found)
+            replicas += [(self.prompts[shard], responses[shard]) for shard in (shards[int(sizes.argmax())] for sizes in measured)]
+        return ReplicaRows(replicas)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

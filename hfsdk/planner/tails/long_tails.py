@@ -41,7 +41,7 @@ class LongTails:
     plan: Plan
     """The plan whose seconds are used: all roles on all devices, for these lengths."""
     schemes: Mapping[str, SchemeStep]
-    """By name."""
+    """The step of each scheme, by name."""
     left_out: Mapping[str, str]
     """Schemes for which there is no room -> why."""
 
@@ -137,17 +137,17 @@ def long_tails(
             generates more than once.
         DeviceMemoryError: the roles do not fit together on all devices.
     """
-    asked = plan.workload.response_lengths if lengths is None else lengths
-    if isinstance(asked, type) or (isinstance(asked, str) and asked not in LENGTH_KINDS):
-        known = f"; hf.ResponseLengths.measured({asked!r}) is one" if isinstance(asked, str) and asked in MEASURED else ""
+    chosen = plan.workload.response_lengths if lengths is None else lengths
+    if isinstance(chosen, type) or (isinstance(chosen, str) and chosen not in LENGTH_KINDS):
+        hint = f"; hf.ResponseLengths.measured({chosen!r}) is one" if isinstance(chosen, str) and chosen in MEASURED else ""
         kinds = ", ".join(map(repr, LENGTH_KINDS))
-        raise OptionError(f"lengths are one of {kinds} or an hf.ResponseLengths; got {shown(asked)}{known}")
-    case = TailCase.of(plan, asked, perf or PerfModel(), seed, steps)
-    found, left_out = {}, {}
+        raise OptionError(f"lengths are one of {kinds} or an hf.ResponseLengths; got {shown(chosen)}{hint}")
+    case = TailCase.of(plan, chosen, perf or PerfModel(), seed, steps)
+    steps_by_scheme, left_out = {}, {}
     for name, scheme in SCHEMES.items():
         step = scheme(case, over_sampling)
         if step is None:
             left_out[name] = "on no two parts of the cluster does one hold the rollout and the other the rest"
         else:
-            found[name] = step
-    return LongTails(plan=case.plan, schemes=found, left_out=left_out)
+            steps_by_scheme[name] = step
+    return LongTails(plan=case.plan, schemes=steps_by_scheme, left_out=left_out)
