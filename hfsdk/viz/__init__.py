@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    mine = (name for name, thing in globals().items() if getattr(thing, "__module__", "") == __name__)
-    return sorted(name for name in mine if not name.startswith("_"))
+    own_names = (name for name, thing in globals().items() if getattr(thing, "__module__", "") == __name__)
+    return sorted(name for name in own_names if not name.startswith("_"))
 
 
 def register_hooks() -> bool:
@@ -103,7 +103,7 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
 
 
 @checked
-def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
+def reshard_picture(*plans: ReshardPlan | ReshardReport) -> ReshardPicture:
     """Draw a weight transition step by step; given several plans, with a switch between them.
 
     A plan or report evaluated in a cell draws itself this way.
@@ -113,7 +113,7 @@ def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     """
     from hfsdk.viz.pictures.resharding import ReshardPicture, reshard_view
 
-    return ReshardPicture(reshard_view(*given))
+    return ReshardPicture(reshard_view(*plans))
 
 
 @checked

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = "hfsdk.viz.charts"
-"""Of ``plt.style.use``: no background, and colours that are read on white and on black."""
+"""Style sheet for ``plt.style.use``: no background, and colours that are read on white and on black."""
 LINE, SECOND, THIRD, NEGATIVE, INK = "#3b76c4", "#c9761a", "#2a9d8f", "#c4291c", "#797979"
 
 

@@ -40,12 +40,12 @@ from hfsdk.viz.plain import clean, plain
 from hfsdk.viz.raster import NOTEBOOK_HINT, png_of
 
 View = Mapping[str, Any]
-"""What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
+"""The data of a picture, as JSON has it; each picture's module gives its schema as a ``TypedDict``."""
 
 PUBLISH_INTERVAL_S = 0.2
 LARGE_PUBLISH_INTERVAL_S = 1.0
 LARGE_MARKS = 3000
-"""Above this many marks a timeline draws on a canvas and a live view is sent once per second."""
+"""Number of marks above which a timeline draws on a canvas and a live view is sent once per second."""
 
 ROLE_COLORS = {"actor": "#3b76c4", "critic": "#e08a1e", "reference": "#2a9d8f", "reward": "#b5487f", "cost": "#7a6cc9"}
 OTHER_COLORS = ("#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e")
@@ -407,13 +407,14 @@ def widget_class(name: str) -> Any:
     return type(f"{name.capitalize()}Widget", (anywidget.AnyWidget,), members)
 
 
-# A picture as a file: its ES module renders as it does in a browser, and ``static/paper.js`` lays out what it rendered as SVG.
-#
-# Each drawing is made in a QuickJS context of its own: it keeps nothing and belongs to no thread.
+# -- pictures as files
 
 
 def paper_svg(name: str, view: Any) -> str:
     """Return the picture of a view as one SVG document with its own background, in both themes.
+
+    The picture's ES module renders as it does in a browser, and ``static/paper.js`` lays out what it rendered. Each drawing is made
+    in a QuickJS context of its own: it keeps nothing and belongs to no thread.
 
     Args:
         name: of the picture's module, e.g. ``"timeline"``.

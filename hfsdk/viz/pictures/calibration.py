@@ -37,7 +37,7 @@ class ConstantView(TypedDict):
 
 
 class BandView(TypedDict):
-    """Of one kind of work the multipliers between which four in five of measured over predicted lie."""
+    """The multipliers between which four in five of measured over predicted lie, for one kind of work."""
 
     kind: str
     low: float | None
@@ -56,7 +56,7 @@ class CalibrationView(TypedDict):
     calls: list[CalibratedView]
     constants: list[ConstantView]
     bands: list[BandView]
-    """That of all kinds together is the first."""
+    """The bands by kind; that of all kinds together is the first."""
     most_s: float
 
 
@@ -108,8 +108,8 @@ def error_text(error: float | None) -> str:
     return "–" if error is None else f"{'+' if error >= 0 else '−'}{abs(100 * error):.0f} %"
 
 
-def _kept(one: Sequence[int] | None) -> str:
-    return f"{one[0]} of {one[1]}" if one and one[1] else ""
+def _kept(coverage: Sequence[int] | None) -> str:
+    return f"{coverage[0]} of {coverage[1]}" if coverage and coverage[1] else ""
 
 
 def _change(constant: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ class CauseView(TypedDict):
     named: bool
     detail: str
     changed: str
-    """What was changed to find out; empty where nothing was left to explain."""
+    """The change that was made to find out; empty where nothing was left to explain."""
 
 
 class PlaceView(TypedDict):
@@ -84,13 +84,13 @@ def gap_view(data: Mapping[str, Any]) -> GapView:
     named = sorted((c for c in causes if c["named"]), key=lambda c: -(c["nats"] or 0.0))
     layers: list[PlaceView] = list(data["layers"])
     over = max(0, len(layers) - MOST_LAYERS)
-    kept = layers if not over else layers[: MOST_LAYERS // 2] + layers[-(MOST_LAYERS // 2) :]
+    drawn_layers = layers if not over else layers[: MOST_LAYERS // 2] + layers[-(MOST_LAYERS // 2) :]
     title = f"{data['role']}: trainer against generating engine, {data['mean']:.2g} nats a token"
     return {
         "picture": "gap", "title": title, "summary": f"{title}: {data['verdict']}",
         "causes": named + [c for c in causes if not c["named"]],
         "most_nats": max([c["nats"] or 0.0 for c in causes], default=0.0) or 1.0,
-        "layers": kept, "left_out": over, "worst": data["worst"], "axis": [LEAST, MOST],
+        "layers": drawn_layers, "left_out": over, "worst": data["worst"], "axis": [LEAST, MOST],
         "engines": [{"name": name, "color": color, "words": words} for name, (color, words) in ENGINES.items()],
     }  # fmt: skip
 

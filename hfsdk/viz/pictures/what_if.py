@@ -91,20 +91,20 @@ class WhatIfPicture(Picture):
 
     def to_text(self) -> str:
         """Return what is asked for and the plan."""
-        return "\n".join([*self._asked(), PlanPicture(self.view["plan"]).to_text()])
+        return "\n".join([*self._setting_lines(), PlanPicture(self.view["plan"]).to_text()])
 
-    def _asked(self) -> list[str]:
+    def _setting_lines(self) -> list[str]:
         words = [f"{s['label']} {count_text(s['value'])} {s['unit']}".strip() for s in self.view["sliders"]]
         words += [f"{m['label']} {m['value']}" for m in self.view["menus"] if m["value"] != "auto"]
         curve, lines = self.view["curve"], ["asked for: " + ", ".join(words)]
         if curve is not None:
-            known = [f"{count_text(p['value'])}: {p['seconds']:.3g} s" for p in curve["points"] if p["seconds"] is not None]
-            lines.append(f"a step over {curve['label']}: {', '.join(known) or 'nothing fits'}")
+            curve_points = [f"{count_text(p['value'])}: {p['seconds']:.3g} s" for p in curve["points"] if p["seconds"] is not None]
+            lines.append(f"a step over {curve['label']}: {', '.join(curve_points) or 'nothing fits'}")
         return lines + ([self.view["error"]] if self.view["error"] else [])
 
 
 MOST_CHARS = 200
-"""Of what a browser sets a menu to."""
+"""Most characters of a browser's setting of a menu."""
 
 
 class LiveWhatIf:
@@ -128,7 +128,7 @@ class LiveWhatIf:
         """
         self._what_if, self._key = what_if, uuid.uuid4().hex if in_output else ""
         self._wake = threading.Condition()
-        self._asked: tuple[int, Mapping[str, Any]] | None = None
+        self._wanted: tuple[int, Mapping[str, Any]] | None = None
         self._settled: str | None = None
         self._handle: Any = None
         self._request, self._closed = 0, False
@@ -160,8 +160,8 @@ class LiveWhatIf:
         with self._wake:
             if "set" in content:
                 changes = self._known(content["set"])
-                before = self._asked[1] if self._asked else {}  # not answered yet: one answer will do for both
-                self._asked, self._settled = (int(content["request"]), {**before, **changes}), None
+                before = self._wanted[1] if self._wanted else {}  # not answered yet: one answer will do for both
+                self._wanted, self._settled = (int(content["request"]), {**before, **changes}), None
             elif "settle" in content:
                 self._settled = str(content["settle"] or "")[:MOST_CHARS]
             self._wake.notify()
@@ -183,19 +183,19 @@ class LiveWhatIf:
     def _answer_all(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._asked is not None or self._settled is not None)
+                self._wake.wait_for(lambda: self._closed or self._wanted is not None or self._settled is not None)
             if self._closed or exiting.is_set():
                 return
             self._answer()
 
     def _answer(self) -> None:
         with self._wake:
-            asked, settled = self._asked, self._settled
-            self._asked = self._settled = None
+            wanted, settled = self._wanted, self._settled
+            self._wanted = self._settled = None
         try:
-            if asked is not None:
-                self._request = asked[0]
-                self._what_if.attempt(asked[1])
+            if wanted is not None:
+                self._request = wanted[0]
+                self._what_if.attempt(wanted[1])
             elif settled is not None:
                 self._settle(settled)
         except Exception as error:  # there is nobody to raise to: the picture says it
@@ -206,7 +206,7 @@ class LiveWhatIf:
         """Draw the curve over what was dragged, until something is dragged again; then bring the notebook's copy up to date."""
         if any(s["name"] == dragged for s in self._what_if.view()["sliders"]):
             for _ in self._what_if.draw_curve(dragged):
-                if self._asked is not None:
+                if self._wanted is not None:
                     return
         self._save()
 
