@@ -23,12 +23,13 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.engine.process.gpus import has_driver
 
 LEAST_CAPABILITY = (9, 0)
-"""Of a GPU. vLLM asks for it (``vllm/envs.py``); below, it would replace torch's ``linear`` by one that has no gradient."""
+"""Least compute capability of a GPU. vLLM asks for it (``vllm/envs.py``); below, it would replace torch's ``linear`` by one that
+has no gradient."""
 
 
-def environment(asked: bool) -> dict[str, str]:
+def environment(deterministic: bool) -> dict[str, str]:
     """Return what a worker process must have in its environment before it uses its GPU; nothing where there is none."""
-    if not asked or not has_driver():
+    if not deterministic or not has_driver():
         return {}
     return {
         "VLLM_BATCH_INVARIANT": "1",

@@ -49,14 +49,14 @@ LOOK_S = 0.001
 
 PROOF_TAG = 2**30 + 3
 ALL_PROVEN_TAG = 2**30 + 4
-"""Of the messages that prove a group; nobody else uses them."""
+"""Tag of the messages that prove a group; nobody else uses it."""
 
 HASH_BYTES = 32
 
 # of <asm-generic/socket.h>, which Python's module leaves out
 SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_MEMINFO = 26, 27, 55
 DROPS = 8
-"""Where SO_MEMINFO has how many packets a socket's filter has dropped."""
+"""Index in SO_MEMINFO of the packets that a socket's filter has dropped."""
 
 
 class StrangersError(RuntimeError):
@@ -77,7 +77,7 @@ def knocks() -> int:
 
 
 class _Seen:
-    """What this process has noticed."""
+    """The events that this process has noticed."""
 
     intruders = 0
     """Connections that took a rank's place while a group was made, and said something else than its proof."""
@@ -133,8 +133,8 @@ class Device:
         """
         if self.listener is None:
             raise OSError("which socket of this process is gloo's is not known")
-        with _given(self.listener) as one:
-            yield one
+        with _given(self.listener) as listener:
+            yield listener
 
     def forget(self) -> None:
         """Use it for no more groups."""
@@ -144,7 +144,7 @@ class Device:
 
 
 _devices: dict[str, Device] = {}
-"""By interface, those that new groups use."""
+"""Gloo's devices for new groups, by interface."""
 
 
 def _current(interfaces: str) -> list[Device]:
@@ -162,21 +162,21 @@ def _given(number: int) -> Iterator[socket.socket]:
     Raises:
         OSError: it is no socket.
     """
-    one = socket.socket(fileno=number)
+    handle = socket.socket(fileno=number)
     try:
-        yield one
+        yield handle
     finally:
-        one.detach()
+        handle.detach()
 
 
 def _listening() -> set[int]:
     """Return the file descriptors of this process that listen for TCP connections; elsewhere than on Linux none are found."""
-    found: set[int] = set()
+    listening: set[int] = set()
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with suppress(OSError), _given(int(name)) as one:  # it may be no socket, or closed meanwhile
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(int(name))
-    return found
+        with suppress(OSError), _given(int(name)) as handle:  # it may be no socket, or closed meanwhile
+            if handle.family in (socket.AF_INET, socket.AF_INET6) and handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listening.add(int(name))
+    return listening
 
 
 @functools.cache
@@ -186,8 +186,8 @@ def _proven(plain: Any) -> Any:
         return plain
 
     class IsGloo(type(plain)):  # type: ignore[misc]  # a group is an object of gloo's own class
-        def __instancecheck__(cls, one: Any) -> bool:
-            return isinstance(one, plain)
+        def __instancecheck__(cls, group: Any) -> bool:
+            return isinstance(group, plain)
 
     class ProvenGroup(plain, metaclass=IsGloo):
         is_proven = True
@@ -270,11 +270,11 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
 
     others = [other for other in range(size) if other != rank]
 
-    def exchange(tag: int, mine: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
+    def exchange(tag: int, own: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
         """Return the ranks that do not send what is wanted of them."""
         buffers = {other: torch.zeros(HASH_BYTES, dtype=torch.uint8) for other in others}
         receiving = {other: group.recv([buffers[other]], other, tag) for other in others}
-        sending = [group.send([torch.tensor(list(mine[other]), dtype=torch.uint8)], other, tag) for other in others]
+        sending = [group.send([torch.tensor(list(own[other]), dtype=torch.uint8)], other, tag) for other in others]
         for other in others:
             receiving[other].wait(PROOF_LIMIT)
         for sent in sending:

@@ -26,7 +26,7 @@ SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
 
 HEADROOM_BYTES = 256 * 2**20
-"""Of what is free, left out of that share: what a process takes between our look and vLLM's."""
+"""Bytes that are left out of that share of free memory: what a process takes between our look and vLLM's."""
 
 
 def has_driver() -> bool:
@@ -48,28 +48,30 @@ class Seen:
     count: int
     build: str
 
-    def index(self, given: Sequence[str]) -> int:
+    def index(self, gpu_ids: Sequence[str]) -> int:
         """Return torch's number of the one GPU that Ray gave this process.
 
         Args:
-            given: Ray's ids of its GPUs: numbers, or UUIDs where Ray was started under a ``CUDA_VISIBLE_DEVICES`` of UUIDs.
+            gpu_ids: Ray's ids of its GPUs: numbers, or UUIDs where Ray was started under a ``CUDA_VISIBLE_DEVICES`` of UUIDs.
 
         Raises:
             PlacementError: torch sees no GPU, or not that one.
         """
         if not self.count:
             raise PlacementError(
-                f"Ray gave this worker GPU {', '.join(given) or '(none)'}, and torch {self.build} sees 0 GPUs. {self._why_none()}"
+                f"Ray gave this worker GPU {', '.join(gpu_ids) or '(none)'}, and torch {self.build} sees 0 GPUs. {self._why_none()}"
             )
-        if len(given) != 1:
-            raise PlacementError(f"Ray gave this worker {len(given)} GPUs ({', '.join(given) or 'none'}); it takes 1. Restart Ray.")
-        shown = [name.strip() for name in self.visible.split(",")] if self.visible else [str(k) for k in range(self.count)]
-        if given[0] not in shown or shown.index(given[0]) >= self.count:
+        if len(gpu_ids) != 1:
             raise PlacementError(
-                f"Ray gave this worker GPU {given[0]}, and torch sees {self.count} ({', '.join(shown)}). Start Ray under the "
+                f"Ray gave this worker {len(gpu_ids)} GPUs ({', '.join(gpu_ids) or 'none'}); it takes 1. Restart Ray."
+            )
+        shown = [name.strip() for name in self.visible.split(",")] if self.visible else [str(k) for k in range(self.count)]
+        if gpu_ids[0] not in shown or shown.index(gpu_ids[0]) >= self.count:
+            raise PlacementError(
+                f"Ray gave this worker GPU {gpu_ids[0]}, and torch sees {self.count} ({', '.join(shown)}). Start Ray under the "
                 "CUDA_VISIBLE_DEVICES that its workers have."
             )
-        return shown.index(given[0])
+        return shown.index(gpu_ids[0])
 
     def _why_none(self) -> str:
         if self.build.endswith("+cpu"):
@@ -79,16 +81,16 @@ class Seen:
         return "hf.doctor() shows the driver's version, which may be too old for this build."
 
 
-def check_count(asked: int | None, total: int) -> None:
+def check_count(num_devices: int | None, total: int) -> None:
     """Check that Ray has as many GPUs as were asked for.
 
     Raises:
         PlacementError: it has fewer.
     """
-    if asked is not None and asked > total:
+    if num_devices is not None and num_devices > total:
         raise PlacementError(
-            f"{asked} devices asked for; Ray has {total} GPU{'s' * (total != 1)}. Ask for at most {total}, add nodes to the "
-            f"cluster, or simulate them: hf.Session.simulated('1x{asked} H100')."
+            f"{num_devices} devices asked for; Ray has {total} GPU{'s' * (total != 1)}. Ask for at most {total}, add nodes to the "
+            f"cluster, or simulate them: hf.Session.simulated('1x{num_devices} H100')."
         )
 
 

@@ -19,7 +19,7 @@ class _Hold:
     """The handler that was there; ``None`` while nothing is held back."""
     pending: bool = False
     passing: list[CodeType] = field(default_factory=list)
-    """While one of these runs, an interrupt passes at once: whoever runs it can undo what it began."""
+    """Code during which an interrupt passes at once: its caller can undo what it began."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Keep the interrupt, or let it pass."""

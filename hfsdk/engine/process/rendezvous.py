@@ -50,11 +50,11 @@ AT_ONCE = timedelta(milliseconds=1)
 """The shortest limit that gloo has."""
 
 CLOSING_TAG = 2**30 + 2
-"""Of a message that nobody sends."""
+"""Tag of a message that nobody sends."""
 
 
 class _Joined:
-    """What this process's world, and those of links, were made with."""
+    """The timeout and stores that this process's world, and those of links, were made with."""
 
     timeout: timedelta | None = None
     store: Store | None = None
@@ -72,7 +72,7 @@ def interface_of(address: str) -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
     return "lo" if address.startswith("127.") else ""  # all of 127/8 is on it
 
@@ -144,7 +144,7 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
 
 @dataclass(frozen=True)
 class Link:
-    """What the ranks of two pools are told to find each other; those of the first pool come first."""
+    """The names by which the ranks of two pools find each other; those of the first pool come first."""
 
     number: int
     """Unique in the session."""
@@ -153,7 +153,7 @@ class Link:
     """``file://path``, or what :func:`serve` has returned, with its secret."""
     num_ranks: int
     addresses: tuple[str, ...] = ()
-    """Of every rank's node, where they are on several machines."""
+    """The address of every rank's node, where they are on several machines."""
     timeout_s: float | None = None
     """How long a rank waits for the others; ``None``: :data:`LINK_TIMEOUT_S`."""
 

@@ -1,4 +1,4 @@
-"""What makes worker processes start quickly: no import that nothing needs, and little garbage collection.
+"""Quick starts of worker processes: no import that nothing needs, and little garbage collection.
 
 The engines' modules are hundreds of thousands of objects, all of which a full collection goes through, and writes to: a fork would
 get a page of its own of nearly all that it shares. So what was imported is frozen (``gc.freeze``: set aside, still freed when

@@ -121,13 +121,13 @@ class SimulatedRuntime:
         self._last_task: Timeline | None = None
         self._pools: dict[str, Pool] = {}
         self._opened_s: dict[int, float] = {}
-        """Since when each device may be used: its pool was opened when others had been drained and closed."""
+        """The second from which on each device may be used: its pool was opened when others had been drained and closed."""
         self._closed_s = 0.0
         self._roles: dict[str, SimulatedRole] = {}
-        self._kept: dict[int, int] = {}
-        self._held = DeviceBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
+        self._num_updates_of: dict[int, int] = {}
+        self._device_bytes = DeviceBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
         self.questions: dict[int, tuple[CostQuestion, ...]] = {}
-        """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
+        """The questions to ``costs``, by call, where ``keep_questions`` is set."""
         self.tasks: dict[int, tuple[int, int]] = {}
         """The same of CPU tasks: rows and tokens."""
         self.keep_questions = False
@@ -148,7 +148,7 @@ class SimulatedRuntime:
             lines = [self._last[device] for device in pool.devices if device in self._last] if pool else []
             self._closed_s = max([self._closed_s, *(line.now_s for line in lines)])
             self._roles = {r: state for r, state in self._roles.items() if state.pool.name != name}
-            self._held.clear()
+            self._device_bytes.clear()
 
     def rename_pool(self, old: str, new: str) -> None:
         """Call a pool by another name."""
@@ -167,7 +167,7 @@ class SimulatedRuntime:
             devices = self.cluster.devices
             on_cpu = any(devices[number].name.startswith("cpu") for number in pool.devices)
             self._roles[role.name] = SimulatedRole(role, pool, on_cpu, num_updates, estimate=estimate)
-            self._held.clear()
+            self._device_bytes.clear()
 
     def export(self, role: str, pool: Pool) -> RoleState:
         """Return what the role has learned: its number of optimizer steps."""
@@ -178,7 +178,7 @@ class SimulatedRuntime:
         """Note what the role has learned; the bytes are those that its ranks would keep."""
         with self._lock:
             state = self._roles[role]
-            self._kept[number] = state.num_updates
+            self._num_updates_of[number] = state.num_updates
             sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
             return StateCopy(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
 
@@ -190,26 +190,26 @@ class SimulatedRuntime:
         """Return the nodes of the cluster; none of them leaves."""
         return tuple(NodeStatus(f"node {number}", number == 0, True) for number in range(len(self.cluster.node_devices)))
 
-    def holds(self, kept: StateCopy) -> bool:
+    def holds(self, state_copy: StateCopy) -> bool:
         """Return whether it was not forgotten."""
-        return kept.number in self._kept
+        return state_copy.number in self._num_updates_of
 
-    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, state_copy: StateCopy) -> None:
         """Give the role its number of updates back; takes no virtual time."""
         with self._lock:
             state = self._roles[role.name]
-            state.num_updates, state.weights.fresh = self._kept[kept.number], False
+            state.num_updates, state.weights.fresh = self._num_updates_of[state_copy.number], False
 
-    def forget(self, kept: StateCopy) -> None:
+    def forget(self, state_copy: StateCopy) -> None:
         """Forget it."""
-        self._kept.pop(kept.number, None)
+        self._num_updates_of.pop(state_copy.number, None)
 
     def release(self, role: str, pool: Pool) -> None:
         """Forget the role."""
         with self._lock:
             if role in self._roles and self._roles[role].pool.devices == pool.devices:  # else it has moved
                 del self._roles[role]
-            self._held.clear()
+            self._device_bytes.clear()
 
     # -- calls
 
@@ -240,21 +240,21 @@ class SimulatedRuntime:
             results = lay(state, line, work.orders, groups)
             state.weights.note(call.method)
             note_sleep(self._roles.values(), state, call.method)
-            line.held = self._held.after(state, self._roles.values(), pool)
+            line.device_bytes = self._device_bytes.after(state, self._roles.values(), pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
-        kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
+        parts = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
         tokens = sum(int(g.prompts.sum() + g.responses.sum()) for g in groups)
-        return CallOutcome(store(call, kept, line), results, self._spans(line, tokens))
+        return CallOutcome(store(call, parts, line), results, self._spans(line, tokens))
 
     def task(self, work: Work) -> CallOutcome:
         """Advance the clock of CPU tasks; the function is not called."""
         call, order = work.call, work.orders[0]
         lengths = lengths_of(order)
-        tokens = int(sum(found.sum() for found in lengths.values()))
+        tokens = int(sum(counts.sum() for counts in lengths.values()))
         with self._lock:
             inputs = inputs_of([order])
             before = [self._last_task] if self._last_task is not None else []
-            started = float(start_s(one.now_s for one in (*inputs, *before)))
+            started = float(start_s(earlier.now_s for earlier in (*inputs, *before)))
             line = self._last_task = Timeline(call, (), "", started)
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
@@ -303,8 +303,8 @@ class SimulatedRuntime:
     ) -> Sequence[Phases]:  # fmt: skip
         """Ask what a method takes on each group of ranks."""
         if self.keep_questions:
-            asked = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
-            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
+            question = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
+            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), question)
         return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale, first)
 
     def _lay_return(self, state: SimulatedRole, line: Timeline) -> None:
@@ -342,26 +342,26 @@ class SimulatedRuntime:
         line.lay([g.ranks for g in groups], costs, [{**numbers(g.prompts, g.responses), **moved} for g in groups])
         if stale:
             state.resharded_s = costs[0].get("reshard", 0.0)
-        asked = orders[0].arguments
-        if isinstance(asked, ToShadow):
-            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, asked.shadow)
-            return exported(state.spec, asked.shadow, line)
+        arguments = orders[0].arguments
+        if isinstance(arguments, ToShadow):
+            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, arguments.shadow)
+            return exported(state.spec, arguments.shadow, line)
         if method == LAST_RESHARD.name:
             return transport_reports(state.spec, state.resharded_s, state.apart)
-        result = self._result(state, line.call, asked, sum(costs[0].values()))
+        result = self._result(state, line.call, arguments, sum(costs[0].values()))
         return (result,) * len(orders)
 
-    def _result(self, state: SimulatedRole, call: Call, asked: Arguments, seconds: float) -> Any:
+    def _result(self, state: SimulatedRole, call: Call, arguments: Arguments, seconds: float) -> Any:
         """Return what each rank reports, and count updates and checkpoints."""
         method = method_of(call.method)
         if method.work == "step":
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
-        if method.files == "state" and isinstance(asked, Folder):
+        if method.files == "state" and isinstance(arguments, Folder):
             if method.changes_weights:
-                state.num_updates = read_checkpoint(asked.folder, call.role)
+                state.num_updates = read_checkpoint(arguments.folder, call.role)
             else:
-                write_checkpoint(asked.folder, call.role, state.num_updates)
+                write_checkpoint(arguments.folder, call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         return SimulatedValue(str(call)) if method.reports_values else None
 
@@ -435,13 +435,15 @@ class SimulatedRuntime:
         """Return the pool's devices with predicted bytes, where a memory model was given."""
         with self._lock:
             states = [state for state in self._roles.values() if state.pool.name == pool.name]
-        held = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
-        elsewhere = bases_elsewhere(held)
+        estimates = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
+        elsewhere = bases_elsewhere(estimates)
         roles = {
-            name: one.resident + (one.asleep if state.awake else 0) - (one.base if name in elsewhere else 0)
-            for state, one in held.items() for name in [state.spec.name]
+            name: estimate.resident + (estimate.asleep if state.awake else 0) - (estimate.base if name in elsewhere else 0)
+            for state, estimate in estimates.items() for name in [state.spec.name]
         }  # fmt: skip
-        asleep = {state.spec.name: 0 if state.awake else one.asleep for state, one in held.items() if one.asleep}
+        asleep = {
+            state.spec.name: 0 if state.awake else estimate.asleep for state, estimate in estimates.items() if estimate.asleep
+        }
         used = sum(roles.values()) if self._memory else None
         return tuple(
             DeviceStatus(device, rank, pool.name, None, used, roles, asleep=asleep) for rank, device in enumerate(pool.devices)
@@ -467,7 +469,7 @@ class SimulatedRuntime:
             self._last.clear()
 
 
-# What a simulated role keeps in a checkpoint: its number of updates.
+# -- checkpoints of a simulated role: its number of updates
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
@@ -508,7 +510,7 @@ def read_checkpoint(folder: str, role: str) -> int:
         ) from error
 
 
-# What a simulated weight transition reports: the plan's bytes, and the seconds that were predicted for it.
+# -- reports of a simulated weight transition: the plan's bytes and its predicted seconds
 
 
 def transport_reports(

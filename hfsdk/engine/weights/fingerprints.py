@@ -155,26 +155,26 @@ def _batches(together: Mapping[Columns, Sequence[Rows]]) -> Iterable[list[Column
 def _values(tensors: Mapping[str, Tensor], strip: Strip, dtype_of: DtypeOf | None) -> Tensor:
     """Return a strip's values, as they travel."""
     local, dims, column, width, _, low, high = strip
-    held = tensors[local].detach()
+    tensor = tensors[local].detach()
     if dims == 1:
-        values = held[column : column + width].view(1, -1)
+        values = tensor[column : column + width].view(1, -1)
     else:
-        values = held if held.shape == (high - low, width) else held[low:high, column : column + width]
+        values = tensor if tensor.shape == (high - low, width) else tensor[low:high, column : column + width]
     return values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
 
 
 def fingerprints(boxes: Iterable[tuple[Tensor, Offsets]]) -> Sums:
     """Return the fingerprint of each box, given as (its values, where it begins in the whole tensor); one or two dimensions."""
-    given = list(boxes)
-    local = [(str(i), (0,) * values.dim(), tuple(values.shape), start) for i, (values, start) in enumerate(given)]
-    return Strips(local).of({str(i): values for i, (values, _) in enumerate(given)})
+    content = list(boxes)
+    local = [(str(i), (0,) * values.dim(), tuple(values.shape), start) for i, (values, start) in enumerate(content)]
+    return Strips(local).of({str(i): values for i, (values, _) in enumerate(content)})
 
 
 def added(sums: Iterable[int]) -> int:
     """Return the fingerprint of boxes together that do not overlap."""
     low = high = 0
-    for one in sums:
-        low, high = low + (one & LANE_MASK), high + (one >> 32)
+    for number in sums:
+        low, high = low + (number & LANE_MASK), high + (number >> 32)
     return (high & LANE_MASK) << 32 | low & LANE_MASK
 
 
@@ -222,12 +222,12 @@ def _times_in_steps(words: Tensor, multipliers: Tensor) -> Tensor:
 
 def _odd(axis: str, first: int, count: int, device: torch.device) -> Tensor:
     """Return odd numbers of 32 bits for some rows or columns: (lanes, count)."""
-    known = _multipliers.get((axis, str(device)))
-    if known is None or known.shape[1] < first + count:
+    multipliers = _multipliers.get((axis, str(device)))
+    if multipliers is None or multipliers.shape[1] < first + count:
         size = 1 << max(10, (first + count - 1).bit_length())
-        known = torch.from_numpy(np.stack([_hashed(axis, lane, size) for lane in range(LANES)])).to(device)
-        _multipliers[axis, str(device)] = known
-    return known[:, first : first + count]
+        multipliers = torch.from_numpy(np.stack([_hashed(axis, lane, size) for lane in range(LANES)])).to(device)
+        _multipliers[axis, str(device)] = multipliers
+    return multipliers[:, first : first + count]
 
 
 def _hashed(axis: str, lane: int, count: int) -> npt.NDArray[np.int32]:
@@ -256,7 +256,7 @@ def _strips(witness: Witness) -> tuple[Strips, Strips]:
 
 
 def _taken(takes: Iterable[Taken]) -> list[LocalBox]:
-    return [(taken.move.target_local, taken.move.target_start, taken.move.size, taken.start) for taken in takes]
+    return [(box.move.target_local, box.move.target_start, box.move.size, box.start) for box in takes]
 
 
 def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf) -> Sums:
@@ -267,30 +267,32 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf)
         sources: the local tensors.
         dtype_of: what they travel in: one for all, or by local name.
     """
-    found = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
-    found[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
-    return found
+    sums = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
+    sums[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
+    return sums
 
 
-def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int, hidden: Container[str] = ()) -> Proof:
+def compared(
+    witness: Witness, targets: Mapping[str, Tensor], given_sums: Given, num_ranks: int, hidden: Container[str] = ()
+) -> Proof:
     """Compare what this rank has taken with what left.
 
     Args:
         witness: what it takes.
         targets: its local tensors, as they are now.
-        given: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
+        given_sums: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
         num_ranks: of the plan.
         hidden: targets that nobody can read any more, as kernels have packed them; they are left out.
     """
-    takes = [taken for taken in witness.takes if taken.move.target_local not in hidden]
+    takes = [box for box in witness.takes if box.move.target_local not in hidden]
     there = (_strips(witness)[1] if not hidden else Strips(_taken(takes))).of(targets)
     proven, wrong = [0] * num_ranks, []
-    for taken, arrived in zip(takes, there.tolist(), strict=True):
-        move, left = taken.move, int(given[taken.move.source][taken.number])
+    for box, arrived in zip(takes, there.tolist(), strict=True):
+        move, left = box.move, int(given_sums[box.move.source][box.number])
         if left == arrived:
             proven[move.source] += 1
         else:
-            wrong.append(WrongBox(move.tensor, taken.start, move.size, move.source, move.target, left, arrived))
+            wrong.append(WrongBox(move.tensor, box.start, move.size, move.source, move.target, left, arrived))
     return Proof(tuple(proven), witness.num_shared, tuple(wrong))
 
 
@@ -304,15 +306,15 @@ def gathered(sums: Sums, counts: Sequence[int], group: ProcessGroup) -> dict[int
     """
     if len(counts) == 1:
         return {0: sums}
-    mine = torch.zeros(max(counts), dtype=torch.int64)
-    mine[: len(sums)] = torch.from_numpy(sums.view(np.int64))
-    found = [torch.empty_like(mine) for _ in counts]
-    group.allgather([found], [mine]).wait()
-    return {rank: one.numpy().view(np.uint64)[:count] for rank, (one, count) in enumerate(zip(found, counts, strict=True))}
+    own_sums = torch.zeros(max(counts), dtype=torch.int64)
+    own_sums[: len(sums)] = torch.from_numpy(sums.view(np.int64))
+    sums_by_rank = [torch.empty_like(own_sums) for _ in counts]
+    group.allgather([sums_by_rank], [own_sums]).wait()
+    return {rank: row.numpy().view(np.uint64)[:count] for rank, (row, count) in enumerate(zip(sums_by_rank, counts, strict=True))}
 
 
 MOVE_AGAIN = "Run the call again: they are moved anew. If it comes back, look at the memory and the links of these ranks."
-"""What to do where the weights that left are still there."""
+"""Advice for the case in which the weights that left are still there."""
 
 
 def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError | None:

@@ -23,7 +23,7 @@ from hfsdk.assets.cache import home
 from hfsdk.core.untrusted import open_file, regular_names
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""What the engines and the tokenizer read of a model's folder."""
+"""Suffixes of the files in a model's folder that the engines and the tokenizer read."""
 
 PIECE_BYTES = 32 * 2**20
 
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def cached(self) -> Path:
-        """Where this machine's cache keeps the folder."""
+        """The place of the folder in this machine's cache."""
         return home() / "models" / "fetched" / self.digest
 
 

@@ -259,18 +259,7 @@ class _Run:
 # ---- rounds
 
 
-# Receipts: how ranks that share nothing but a link know, over gloo, that a message has come, without waiting for it in vain.
-#
-# Gloo tells a wait that its peer is gone only while nothing of the message has travelled. What is half written to the connection,
-# or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport), and the wait for
-# it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has no bytes and so is
-# never half there, says that it came; on a connection messages keep their order::
-#
-#     gives   isend weights, isend GIVEN, irecv TAKEN                       wait TAKEN: all of it has gone
-#     takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN
-#
-# A rank that dies, or closes its connections (``rendezvous.part``), so ends what others wait for at once. NCCL needs none of this:
-# the host does not wait for its messages (``direct.DirectLinks``).
+# -- receipts of messages, by which ranks do not wait in vain
 
 GIVEN, TAKEN = 2**30, 2**30 + 1
 """Tags; messages of weights are numbered from 0."""
@@ -280,7 +269,19 @@ GONE_S = 10.0
 
 
 class Receipts:
-    """Those of one round on one rank."""
+    """Receipts of one round on one rank.
+
+    Gloo tells a wait that its peer is gone only while nothing of the message has travelled. What is half written to the connection,
+    or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport), and the wait
+    for it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has no bytes and
+    so is never half there, says that it came; on a connection messages keep their order::
+
+        gives   isend weights, isend GIVEN, irecv TAKEN                       wait TAKEN: all of it has gone
+        takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN
+
+    A rank that dies, or closes its connections (``rendezvous.part``), so ends what others wait for at once. NCCL needs none of
+    this: the host does not wait for its messages (``direct.DirectLinks``).
+    """
 
     def __init__(self, group: ProcessGroup | None, gives_to: Iterable[int], takes_from: Iterable[int]) -> None:
         """Begin to say that this round's messages, which are posted already, were given, and to listen.
@@ -293,7 +294,7 @@ class Receipts:
         self._group, self._takes_from = group, sorted(set(takes_from))
         self._nothing = torch.empty(0, dtype=torch.uint8)
         to = sorted(set(gives_to))
-        self._given = [self._say(peer, GIVEN) for peer in to]
+        self._given_notes = [self._say(peer, GIVEN) for peer in to]
         self._hear_given = [self._hear(peer, GIVEN) for peer in self._takes_from]
         self._hear_taken = [self._hear(peer, TAKEN) for peer in to]
 
@@ -308,10 +309,10 @@ class Receipts:
         """
         for heard in self._hear_given:
             heard.wait()
-        taken = [self._say(peer, TAKEN) for peer in self._takes_from]
+        taken_notes = [self._say(peer, TAKEN) for peer in self._takes_from]
         for heard in self._hear_taken:
             heard.wait()
-        for work in (*works, *self._given, *taken):
+        for work in (*works, *self._given_notes, *taken_notes):
             work.wait(timedelta(seconds=GONE_S))
 
     def _say(self, peer: int, tag: int) -> Work:

@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 OWN_MESSAGE_BYTES = 64 * 2**10
-"""From this size on a piece is a message of its own."""
+"""Bytes from which on a piece is a message of its own."""
 
 Slices = tuple[slice, ...]
 
@@ -25,7 +25,7 @@ _schedules: dict[tuple[int, int, int], tuple[weakref.ref[ReshardPlan], Schedule]
 """Schedules by (id of the plan, rank, bucket bytes); dropped with their plan, as are ends."""
 
 _ends: dict[tuple[int, int], tuple[weakref.ref[ReshardPlan], Ends]] = {}
-"""What plans ask of a rank's tensors, by (id of the plan, rank)."""
+"""The ends of plans on a rank's tensors, by (id of the plan, rank)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BufferPiece:
 
 @dataclass(frozen=True)
 class PeerMessage:
-    """What goes to, or comes from, one peer at once."""
+    """The content that goes to one peer, or comes from it, at once."""
 
     peer: int
     tag: int
@@ -62,7 +62,7 @@ class Copy:
 
 @dataclass
 class Round:
-    """What goes out, comes in and is copied meanwhile; then the local tensors that this rank is done with."""
+    """The messages of one round, the copies meanwhile, and then the local tensors that this rank is done with."""
 
     sends: list[PeerMessage] = field(default_factory=list)
     receives: list[PeerMessage] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Schedule:
 
     rounds: tuple[Round, ...]
     bytes_received: int
-    """By the plan's own account."""
+    """Bytes received by the plan's own account."""
 
 
 def schedule_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
@@ -92,12 +92,12 @@ def ends_in(plan: ReshardPlan, rank: int) -> Ends:
     return _once(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
 
 
-def _once(known: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
+def _once(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
     """Return what is known of a plan, made the first time."""
-    found = known.get(key)
-    if found is None or found[0]() is not plan:
-        found = known[key] = (weakref.ref(plan, lambda _: known.pop(key, None)), make())
-    return found[1]
+    entry = cache.get(key)
+    if entry is None or entry[0]() is not plan:
+        entry = cache[key] = (weakref.ref(plan, lambda _: cache.pop(key, None)), make())
+    return entry[1]
 
 
 def _make_schedule(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
@@ -118,11 +118,11 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
         elif move.target == rank:
             own.append(move)
     limit = _elements_per_pair(pairs, bucket_bytes, size)
-    mine = {pair: _cut(theirs, limit) for pair, theirs in pairs.items() if rank in pair}
+    own_parts = {pair: _cut(theirs, limit) for pair, theirs in pairs.items() if rank in pair}
     copied = -(-sum(move.numel for move in own) * size // bucket_bytes)  # so many buckets full
-    rounds = [Round() for _ in range(max([1, copied, *map(len, mine.values())]))]
+    rounds = [Round() for _ in range(max([1, copied, *map(len, own_parts.values())]))]
     last_sent: dict[str, int] = {}
-    for (source, target), parts in mine.items():
+    for (source, target), parts in own_parts.items():
         tag = 0
         for number, part in enumerate(parts):
             messages = [_message(target if source == rank else source, tag + i, together, sending=source == rank)
