@@ -50,9 +50,9 @@ class ClipCov(ClipCovOptions, GRPO):
     mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     loss_kind = ClipCovLoss
 

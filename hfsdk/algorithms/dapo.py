@@ -61,9 +61,9 @@ class DAPO(GRPO):
     clip_high: Positive | None = 0.28
     """How far the ratio may rise above 1 (clip-higher)."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`; the paper's loss is a mean over tokens."""
+    """How the loss is averaged, as in `PolicyLoss`; the paper's loss is a mean over tokens."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`; the paper has no KL."""
+    """Weight of the KL, as in `GRPO`; the paper has no KL."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,7 @@ class OverlongPenalty(Options):
     buffer: NewTokens
     """L_cache: the last tokens of it, in which the penalty grows."""
     penalty: NonNegative = 1.0
-    """At the longest response, in score units."""
+    """Penalty of the longest response, in score units."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

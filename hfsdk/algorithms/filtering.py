@@ -126,6 +126,6 @@ class Concatenation:
 
         ours, theirs = np.arange(self.rows), np.arange(self.rows, table.num_rows)
         names = [name for name in table if not name.startswith(OTHER)]
-        found = {name: concat([take(table[name], ours), take(table[OTHER + name], theirs)]) for name in names}
-        later = np.asarray(found["group"])[self.rows :] + self.groups_before
-        return found | {"group": np.r_[np.asarray(found["group"])[: self.rows], later]}
+        columns = {name: concat([take(table[name], ours), take(table[OTHER + name], theirs)]) for name in names}
+        later = np.asarray(columns["group"])[self.rows :] + self.groups_before
+        return columns | {"group": np.r_[np.asarray(columns["group"])[: self.rows], later]}

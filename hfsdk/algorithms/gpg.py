@@ -46,9 +46,9 @@ class GPG(grpo.GRPO):
     scale: Scale = "none"
     """F_norm: ``"none"`` is 1, the paper's; others as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`; the paper's loss is a mean over tokens."""
+    """How the loss is averaged, as in `PolicyLoss`; the paper's loss is a mean over tokens."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`; the paper has no KL."""
+    """Weight of the KL, as in `GRPO`; the paper has no KL."""
 
     loss_kind = GPGLoss
 

@@ -95,17 +95,17 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
         )
     spread_N = scores_N.clone()
     for group in group_N.unique():
-        mine = group_N == group
-        levels, which, counts = scores_N[mine].unique(return_inverse=True, return_counts=True)
+        of_group = group_N == group
+        levels, which, counts = scores_N[of_group].unique(return_inverse=True, return_counts=True)
         if len(levels) < 2:
             continue
-        excess = float((scores_N[mine] - low).sum())  # what there is to hand out, from the best responses down
+        excess = float((scores_N[of_group] - low).sum())  # what there is to hand out, from the best responses down
         new = torch.full_like(levels, low)
         for level in range(len(levels) - 1, -1, -1):
-            given = min(excess, (high - low) * int(counts[level]))
-            new[level] = low + given / int(counts[level])
-            excess -= given
-        spread_N[mine] = new[which]
+            share = min(excess, (high - low) * int(counts[level]))
+            new[level] = low + share / int(counts[level])
+            excess -= share
+        spread_N[of_group] = new[which]
     return spread_N
 
 

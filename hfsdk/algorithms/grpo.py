@@ -98,7 +98,7 @@ class Advantages(AdvantageOptions, BatchFunction):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets: ``"zero"``, or its ``"score"`` (verl)."""
+    """Advantage of a group of one: ``"zero"``, or its ``"score"`` (verl)."""
 
     needs = ("scores", "group", "response")
     gives = ("advantages",)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OPO(rloo.RLOO):
-    """On-policy RL with an optimal reward baseline. ``epochs`` and ``mini_batches`` of 1 are the algorithm: exact on-policy."""
+    """REINFORCE with an optimal reward baseline. ``epochs`` and ``mini_batches`` of 1 are the algorithm: exact on-policy."""
 
     n: Copies = 8
     """K: responses per prompt, at least 2."""
     kl_coef: NonNegative = 0.0
-    """As in `RLOO`; the paper has no KL."""
+    """Weight of the KL, as in `RLOO`; the paper has no KL."""
 
     @checked
     def with_advantages(self, batch: Batch) -> Batch:

@@ -57,7 +57,7 @@ class PPO(AdvantageOptions, KLLossOptions, OnPolicy):
         return Step(batch, critic, actor)
 
     kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
-    """Where the KL is: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
+    """The place of the KL: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
     value_clip: Positive | None = 0.2
     """How far values may move, in value units; ``None`` is off."""
     mini_batches: MiniBatches = 2

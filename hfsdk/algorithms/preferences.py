@@ -88,7 +88,7 @@ class CrossEntropy(Options):
     weight: Positive = 1.0
     """The loss is multiplied by it."""
     aggregation: Annotated[str, OneOf("token_mean", "sequence_mean", "sequence_sum")] = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     learns: ClassVar[str] = "demonstrations"
 

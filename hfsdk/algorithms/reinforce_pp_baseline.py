@@ -56,7 +56,7 @@ class Advantages(reinforce_pp.Advantages):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets before the batch's mean is subtracted: ``"zero"``, or its ``"score"`` (verl)."""
+    """Advantage of a group of one before the batch's mean is subtracted: ``"zero"``, or its ``"score"`` (verl)."""
 
     needs = ("scores", "group", "response")
     takes = ()

@@ -34,7 +34,7 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before ``exp``, so that one token cannot make a batch infinite; exp(20) is 5e8."""
 
 MAX_CLAMPED_K3 = 10.0
-"""With ``clamp="both"`` the estimate k3 itself is cut at +-10 too, as verl has it."""
+"""Bound of the estimate k3 itself with ``clamp="both"``, as verl has it."""
 
 
 def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", clamp: str = "above") -> Tensor:

@@ -63,7 +63,7 @@ class Advantages(KLReward, KLRewardFunction):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets: ``"zero"``, or its ``"score"``, less its KL (verl)."""
+    """Advantage of a group of one: ``"zero"``, or its ``"score"``, less its KL (verl)."""
 
     needs = ("scores", "group", "response")
     gives = ("advantages",)

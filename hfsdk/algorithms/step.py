@@ -1,4 +1,4 @@
-"""What a step of an algorithm leaves behind: `Step` and `SafeStep`, and its numbers (`Statistics`)."""
+"""`Step` and `SafeStep`, the results of an algorithm's step, and their numbers (`Statistics`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 EACH_UPDATE = ("loss", "grad_norm", "lr", "num_tokens", "num_samples")
-"""What every update has, whatever its loss: among a step's numbers with the role before it (``actor_grad_norm``)."""
+"""Numbers of every update, whatever its loss: among a step's numbers with the role before it (``actor_grad_norm``)."""
 PLACES = ("epoch", "mini_batch")
-"""What says which mini-batch a row is of, and has no mean."""
+"""Columns that say which mini-batch a row is of, and have no mean."""
 UNPREFIXED = ("GRPO(", "RLOO(", "ReMax(", "ReinforcePlusPlus(", "DPO(")
-"""Whose rows in older saves have `EACH_UPDATE` without a role."""
+"""Algorithms whose rows in older saves have `EACH_UPDATE` without a role."""
 
 
 @documented
@@ -33,7 +33,7 @@ class Step:
     """One step: the batch with every column it gained, and the metrics of the updates; all may still be running."""
 
     batch: Batch
-    """With every column that the step's calls wrote."""
+    """The batch with every column that the step's calls wrote."""
     critic: Metrics | None
     """``None`` for algorithms without a critic."""
     actor: Metrics | None
@@ -66,13 +66,13 @@ class SafeStep(Step):
     """A step with what Safe-RLHF has besides."""
 
     cost_critic: Metrics
-    """Of the cost critic's update."""
+    """Metrics of the cost critic's update."""
     multiplier: float
     """lambda, as the advantages were mixed with it."""
     next_multiplier: float
     """lambda, as it has moved by this step's costs."""
     ptx: Metrics | None = None
-    """Of the update on demonstrations; ``None`` without one."""
+    """Metrics of the update on demonstrations; ``None`` without one."""
     ptx_loss: Value | None = None
     """The loss on these before that update."""
 

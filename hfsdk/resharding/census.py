@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 HOLDERS = ("trainer", "base", "rollout", "shared", "aside")
-"""Where weights are: in one engine alone (of a role with LoRA the trainer's adapters, and the base beside them), in one storage of
-both, or kept outside both while generating."""
+"""The places of weights: in one engine alone (of a role with LoRA the trainer's adapters, and the base beside them), in one
+storage of both, or outside both while generating."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,7 +22,7 @@ class Census:
 
     role: str
     ranks: tuple[Resident, ...]
-    """By rank."""
+    """The resident bytes of each rank."""
     planned: tuple[int, ...]
     """Bytes that the plan says for that moment, by rank; padding of the vocabulary is not among them."""
 
@@ -33,7 +33,7 @@ class Census:
 
     @property
     def title(self) -> str:
-        """Whose weights, and when: ``"actor's weights while training"``."""
+        """The role whose weights these are, and the moment: ``"actor's weights while training"``."""
         when = {"": "", "both": " in both engines"}.get(self.moment, f" while {self.moment}")
         return f"{self.role}'s weights{when}"
 
@@ -44,12 +44,12 @@ class Census:
 
     @property
     def total_bytes(self) -> int:
-        """On all ranks."""
+        """Bytes on all ranks."""
         return sum(resident.total for resident in self.ranks)
 
     @property
     def planned_bytes(self) -> int:
-        """Of all ranks, by the plan."""
+        """Bytes on all ranks, by the plan."""
         return sum(self.planned)
 
     @property
@@ -89,6 +89,6 @@ class Census:
         if others:
             lines[0] += f"; base shared with {', '.join(others)}"
         for rank, resident in enumerate(self.ranks):
-            held = [f"{name} {size_text(getattr(resident, name))}" for name in HOLDERS if getattr(resident, name)]
-            lines.append(f"  rank {rank}: " + (", ".join(held) or "nothing"))
+            sizes = [f"{name} {size_text(getattr(resident, name))}" for name in HOLDERS if getattr(resident, name)]
+            lines.append(f"  rank {rank}: " + (", ".join(sizes) or "nothing"))
         return "\n".join(lines)
