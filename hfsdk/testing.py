@@ -78,12 +78,12 @@ def _rows(what: Any) -> Sequence[Mapping[str, Any]]:
         OptionError: it has none, or raises itself when it is looked at.
     """
     try:
-        found = _rows_in(what)
+        rows = _rows_in(what)
     except Exception:  # the user's own object, whatever it raises
-        found = None
-    if found is None:
+        rows = None
+    if rows is None:
         raise OptionError(f"numbers are in a Run, Experiment, History, Step, Metrics, DataFrame or dicts; got {shown(what)}")
-    return found
+    return rows
 
 
 def _rows_in(what: Any) -> list[Mapping[str, Any]] | None:

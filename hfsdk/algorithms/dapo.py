@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DAPO(GRPO):
-    """Decoupled clip and dynamic sampling policy optimisation. Clips are the paper's."""
+    """Clip and dynamic sampling policy optimisation, decoupled. Clips are the paper's."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:

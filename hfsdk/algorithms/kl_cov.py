@@ -81,7 +81,7 @@ class KLCov(KLCovOptions, GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class Largest(KLCovOptions, Marks):
-    """Marks the tokens of the largest covariance."""
+    """The choice of the tokens of the largest covariance."""
 
     def marked(self, covariances_T: Tensor) -> Tensor:
         """Return which tokens are marked, bool, shape [T]."""

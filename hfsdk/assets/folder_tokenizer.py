@@ -94,8 +94,8 @@ class FolderTokenizer:
 
     @cached_property
     def _is_plain(self) -> bool:
-        known = has_file(self.folder, TOKENIZER) and has_file(self.folder, TOKENIZER_CONFIG)
-        return known and read_json(self.folder, TOKENIZER_CONFIG).get("tokenizer_class") in PLAIN_CLASSES
+        has_both = has_file(self.folder, TOKENIZER) and has_file(self.folder, TOKENIZER_CONFIG)
+        return has_both and read_json(self.folder, TOKENIZER_CONFIG).get("tokenizer_class") in PLAIN_CLASSES
 
     def _backend(self) -> Any:
         core = getattr(self.full, "backend_tokenizer", None)
@@ -153,10 +153,10 @@ class FolderTokenizer:
 
     @cached_property
     def before(self) -> list[int]:
-        """What the tokenizer puts before a whole text."""
-        found = self._asked(lambda core: core.encode("a"))
-        count = next((i for i, added in enumerate(found.special_tokens_mask) if not added), 0)
-        return list(found.ids[:count])
+        """The token ids that the tokenizer puts before a whole text."""
+        encoding = self._asked(lambda core: core.encode("a"))
+        count = next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)
+        return list(encoding.ids[:count])
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -169,14 +169,14 @@ class FolderTokenizer:
         config = read_json(self.folder, TOKENIZER_CONFIG) if has_file(self.folder, TOKENIZER_CONFIG) else {}
         if not config.get("chat_template") and not any(has_file(self.folder, name) for name in (*TEMPLATES, NAMED_TEMPLATES)):
             return ""  # without transformers
-        found = self.full.chat_template
-        return "\n".join(map(str, found.values())) if isinstance(found, Mapping) else str(found or "")
+        templates = self.full.chat_template
+        return "\n".join(map(str, templates.values())) if isinstance(templates, Mapping) else str(templates or "")
 
     def template_of(self, chat: Chat) -> str:
         """Return the template that a conversation is written in: where a model has several, one of them is for tools."""
-        asked = dict(chat.get("options", {})).get("chat_template")
+        wanted = dict(chat.get("options", {})).get("chat_template")
         try:
-            return str(self.full.get_chat_template(asked, chat.get("tools") or None))
+            return str(self.full.get_chat_template(wanted, chat.get("tools") or None))
         except ValueError as error:  # there are several, and none is for this
             raise OptionError(f"{self.folder} has several chat templates: {shown_reason(error)}") from error
 

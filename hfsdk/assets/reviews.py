@@ -1,4 +1,4 @@
-"""About 10,600 movie-review snippets with ratings, from the source package of vaderSentiment (MIT licence).
+"""Movie-review snippets with ratings, about 10,600, from the source package of vaderSentiment (MIT licence).
 
 Hutto and Gilbert, VADER, ICWSM 2014: snippets of rotten.tomatoes.com reviews, each rated from -4 (extremely negative)
 to 4 (extremely positive); the mean of 20 independent human ratings is kept.
@@ -100,7 +100,7 @@ def _unit(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-# Sentiment without a model: the VADER lexicon and rules (Hutto and Gilbert, ICWSM 2014).
+# -- sentiment without a model: the VADER lexicon and rules (Hutto and Gilbert, ICWSM 2014)
 
 
 def sentiment(texts: Sequence[str]) -> list[float]:

@@ -49,7 +49,7 @@ class SourceConfig:
     """A configuration as it was given."""
 
     what: str
-    """Its name in messages."""
+    """The configuration's name in messages."""
     system: str
     keys: dict[str, Any]
     """Dotted key -> value."""
@@ -335,7 +335,8 @@ class Other:
 
 
 OTHERS_OF_NEMO = "NeMo-RL's SFT, DPO or distillation"
-"""Their files have the same keys of the policy, and others in the place of ``grpo`` and ``ppo``."""
+"""The trainers of NeMo-RL that are not read: their files have the same keys of the policy, and others in the place of ``grpo`` and
+``ppo``."""
 
 OTHERS = (
     Other(name="slime", runs=r"slime[./]", keys=(

@@ -62,7 +62,7 @@ class States:
     """
 
     name: str
-    """E.g. ``"FSDP"``."""
+    """Name of the states, e.g. ``"FSDP"``."""
     weights: int
     gradients: int
     optimizer: int
@@ -118,9 +118,9 @@ class RolloutConfig:
 
     pool: str
     layout: Layout
-    """Filled; ``pp`` is of the engine's stages."""
+    """The filled layout; ``pp`` is of the engine's stages."""
     engine: str
-    """E.g. ``"vllm"``."""
+    """Name of the engine, e.g. ``"vllm"``."""
     gpu_share: float = 0.0
     """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: what it needs."""
     sleeps: bool = True
@@ -148,7 +148,7 @@ class StepConfig:
     release: str
     """The release whose keys, defaults and rules were used."""
     algorithm: str
-    """Its own name of the algorithm, e.g. ``"grpo"``."""
+    """The system's own name of the algorithm, e.g. ``"grpo"``."""
     ours: str
     """hfsdk's class of it, e.g. ``"GRPO"``; ``""`` where hfsdk has none."""
     options: Mapping[str, Any]

@@ -28,7 +28,7 @@ SERVER_SHARE = 0.9
 MOST_COPIES = 4096
 """Responses to a prompt up to which a number that fits is looked for."""
 PROMPT_TOKENS = 512
-"""Taken where nothing says how long prompts are."""
+"""Tokens of a prompt where nothing says how long prompts are."""
 
 GATHERED = "ds3_gather_for_generation"
 OF_DEEPSPEED = (

@@ -64,9 +64,9 @@ class LogProbs(Arguments):
     entropy: bool = False
     """Whether it writes ``entropy`` too, in nats."""
     top_k: int = 0
-    """They are of the k likeliest tokens alone, renormalised; 0: of all."""
+    """Number of likeliest tokens that the distribution is of, renormalised; 0: all."""
     top_p: float = 1.0
-    """They are of the likeliest tokens that together have this probability, renormalised."""
+    """Probability that the likeliest tokens of the distribution have together, renormalised; 1: all."""
     without_ends: bool = False
     """The tokens that end a sequence have no probability, as below ``min_new_tokens``."""
     weights: int = OWN
@@ -159,7 +159,7 @@ class OwnPrimitive(Arguments):
 
     writes: tuple[str, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    """Handed on to the function."""
+    """Keyword arguments of the function."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ class Method:
     columns: tuple[BuiltinColumn, ...] = ()
     """The built-in columns that it writes, or may."""
     writes: tuple[str, ...] = ()
-    """Their names where nothing else is given. ``"*"``: as its arguments say."""
+    """The names of the columns that it writes, by default those of ``columns``. ``"*"``: as its arguments say."""
     of_scores: Callable[[Array], Array] | None = None
     """Function from the scores of a scoring model, shape [rows], to the pass's column; ``None``: the scores themselves."""
     protocol: TransferProtocol | None = THREE_D

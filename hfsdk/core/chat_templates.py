@@ -28,7 +28,7 @@ class _TooLongError(Exception):
 
 
 class _Counter:
-    """Counts what a template does; :meth:`call` is what ``sys.settrace`` takes."""
+    """A counter of a template's steps; ``sys.settrace`` takes its :meth:`call`."""
 
     def __init__(self) -> None:
         self._steps = self._written = 0

@@ -235,7 +235,7 @@ def _complaint(what: str, name: str, rule: Rule, value: object, refused: Refusal
 
 
 class _Late(type):
-    """Stands for a class that is imported for type checkers alone: its instances are known by their class's name."""
+    """A stand-in for a class that is imported for type checkers alone: its instances are known by their class's name."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return any(base.__name__ == cls.__name__ for base in type(value).__mro__)

@@ -51,7 +51,7 @@ class Dataflow:
     controller_bytes: int | None = None
     """Column bytes that passed through the controller in this session so far."""
     title: str = "dataflow"
-    """Shown above the picture."""
+    """The title above the picture."""
 
     @classmethod
     def of(
@@ -368,7 +368,7 @@ class Call:
     role: str
     """The role whose method it is."""
     method: str
-    """Its name, e.g. ``"generate"``."""
+    """The method's name, e.g. ``"generate"``."""
     phase: str = ""
     """``"generation"``, ``"preparation"`` or ``"learning"``."""
     reads: tuple[str, ...] = ()
@@ -478,7 +478,7 @@ class Edge:
     target: int
     columns: tuple[str, ...]
     num_bytes: int | None = None
-    """Each row once; ``None`` until the call has been planned."""
+    """Bytes, each row once; ``None`` until the call has been planned."""
     kind: str = "columns"
     """``"columns"``, or ``"weights"`` (from a trained role to its shadow)."""
     transfer: Transfer | None = field(default=None, repr=False)

@@ -56,7 +56,7 @@ class PlacementError(HfsdkError, ValueError):
 
 
 class DeviceMemoryError(HfsdkError, MemoryError):
-    """Refused before loading: the declared roles would not fit into a device's memory."""
+    """The declared roles would not fit into a device's memory, and are refused before they load."""
 
 
 class ModelNotFoundError(HfsdkError, LookupError):
@@ -68,7 +68,7 @@ class UnsupportedModelError(HfsdkError, ValueError):
 
 
 class ColumnError(HfsdkError, LookupError):
-    """Missing, extra or misaligned columns of a batch."""
+    """A batch lacks columns, or has some too many, or rows that do not match."""
 
 
 class OptionError(HfsdkError, ValueError):

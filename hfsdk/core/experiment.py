@@ -49,7 +49,7 @@ class Judgement:
 
     algorithm: str
     score: float
-    """Its final score, mean over the seeds."""
+    """The algorithm's final score, mean over the seeds."""
     spread: float
     """Standard deviation over the seeds; 0 for one."""
     baseline: float | None = None

@@ -38,7 +38,7 @@ FORMAT, WITHOUT_CHECKSUMS = 3, 2
 """Formats of saves: the one that is written, and the older one that can be read too."""
 
 BLOCK_BYTES = 1 << 22
-"""Read at a time for a checksum."""
+"""Bytes that are read at a time for a checksum."""
 
 MOST_BYTES = 1 << 30
 """Largest index that is written and read; a history of 100,000 steps has about 150 MB."""

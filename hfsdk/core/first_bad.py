@@ -29,7 +29,7 @@ KINDS: Mapping[str, str] = {
 @documented
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBad:
-    """Made by ``run.first_bad()``; in a notebook it draws itself. ``code`` is a cell that gets the same number again."""
+    """The result of ``run.first_bad()``; in a notebook it draws itself. ``code`` is a cell that gets the same number again."""
 
     kind: str
     """One of `KINDS`: ``"reward"``, ``"generation"``, ``"log_probs"``, ``"values"``, ``"advantage"``, ``"column"``, ``"weight"``,

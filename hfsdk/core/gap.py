@@ -107,7 +107,7 @@ class Gap:
     """One sentence."""
     experiments: tuple[GapCause, ...]
     layers: tuple[LayerGap, ...]
-    """Outermost first; empty where the engines agree."""
+    """The layers from the outermost on; empty where the engines agree."""
     lengths: Array
     """Response tokens of each row; shape [rows]."""
     trainer: Array

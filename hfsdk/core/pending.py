@@ -31,7 +31,7 @@ POLL_S = 0.02
 
 
 class Lease:
-    """Keeps a call's columns alive in the cluster; the last reference to go releases them."""
+    """A lease on a call's columns in the cluster: the last reference to go releases them."""
 
     def __init__(self, call_id: int, release: Callable[[int], None]) -> None:
         self.call_id = call_id
@@ -157,7 +157,7 @@ class Awaited(ABC):
 
 
 class Pending(Awaited):
-    """Something one or more calls will fill."""
+    """A result that one or more calls will fill."""
 
     def __init__(self, client: Client, leases: Sequence[Lease]) -> None:
         self._client = client

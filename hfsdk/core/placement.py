@@ -37,7 +37,7 @@ class Pool:
     """A named set of devices, in rank order."""
 
     name: str
-    """Shown in messages and pictures; unique in a placement."""
+    """Name for messages and pictures; unique in a placement."""
     devices: tuple[int, ...]
     """Numbers of the devices, rank 0's first."""
     within: str = ""

@@ -182,7 +182,7 @@ class Plan:
     again: Again | None = field(default=None, repr=False, compare=False)
     """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
     find_hinges: Callable[[], tuple[Hinge | None, ...]] | None = field(default=None, repr=False, compare=False)
-    """Finds :attr:`hinges`."""
+    """A function that finds :attr:`hinges`."""
 
     def __getstate__(self) -> dict[str, Any]:
         fields = {k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity", "hinges")}
@@ -409,7 +409,7 @@ class PlannedCall:
 
     @property
     def name(self) -> str:
-        """Its role and method, e.g. ``"actor.generate"``."""
+        """The call's role and method, e.g. ``"actor.generate"``."""
         return f"{self.role}.{self.method}"
 
     @property
@@ -523,7 +523,7 @@ class Rejected:
     over_bytes: int
     """Bytes by which the device misses, with the least greedy layouts."""
     where: str
-    """E.g. ``"each device of pool 'actor' (32 x A100-80GB)"``."""
+    """The devices that it does not fit on, e.g. ``"each device of pool 'actor' (32 x A100-80GB)"``."""
 
     @property
     def why(self) -> str:

@@ -50,7 +50,7 @@ class TransferProtocol:
     """A named pair of scatter and collect. Users make their own the same way."""
 
     name: str
-    """Shown in messages and pictures."""
+    """Name for messages and pictures."""
     scatter_rows: Scatter
     """(num_rows, tokens per row or None, mesh) -> the rows of every rank."""
     collect_ranks: Collect

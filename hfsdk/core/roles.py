@@ -55,7 +55,7 @@ class AdamW(NamedFields):
     eps: Positive = 1e-8
     """Added to the square root of the second moment, outside it, as PyTorch does."""
     weight_decay: float = 0.0
-    """Decoupled: weights shrink by lr times it at every step."""
+    """Decay of the weights, decoupled: they shrink by lr times it at every step."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
     schedule: Annotated[str, OneOf("constant", "linear", "cosine")] = "constant"
@@ -183,7 +183,7 @@ class RoleSpec:
     """One role as declared: which model, which layouts, trained how."""
 
     name: str
-    """Unique in the session: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or the user's own."""
+    """Name of the role, unique in the session: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or the user's own."""
     kind: str
     """``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or ``"cost"``."""
     folder: str = ""
@@ -215,7 +215,7 @@ class RoleSpec:
     """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
     MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
     offload: bool = False
-    """Keeps the role's state in host memory and brings it to the device for its own calls alone: a frozen model's weights, a
+    """Whether the role's state stays in host memory and comes to the device for its own calls alone: a frozen model's weights, a
     trained one's gradients, masters and moments as well. While it generates only the rollout's copy is there."""
     seed: int = 0
     """Seed of a new head."""

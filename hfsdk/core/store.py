@@ -25,7 +25,7 @@ from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(/*[^/].*)")
 
 BLOCK_BYTES = 1 << 24
-"""Asked for at a time, of an object that is read from its beginning to its end."""
+"""Bytes that are asked for at a time, of an object that is read from its beginning to its end."""
 
 MOST_CHARACTERS = 300
 """Most characters that a message quotes of a store's answer."""

@@ -60,7 +60,7 @@ class Tokens:
     table: Table
     """Every column of the samples shown."""
     rows: Array
-    """Their row numbers in the batch."""
+    """Row numbers of the samples in the batch."""
     num_rows: int
     """Samples of the whole batch."""
     first_rows: Array

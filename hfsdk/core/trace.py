@@ -125,7 +125,7 @@ class Trace:
     spans: tuple[Span, ...]
     """The spans in order of their start."""
     title: str = ""
-    """Shown above the picture."""
+    """The title above the picture."""
 
     @classmethod
     def of(cls, spans: Iterable[Span], title: str = "") -> Trace:

@@ -34,7 +34,7 @@ class TurnEnds:
     """The tokens that end what a model says."""
 
     ids: tuple[int, ...] = ()
-    """Each of them ends a response: of a rollout, a demonstration or a pair."""
+    """The token ids that end a response: of a rollout, a demonstration or a pair."""
     text: int | None = None
     """Put behind a learned text that ends with none of them; ``None`` where the model has no such token."""
     notes: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ _OF_DTYPE = {
     np.dtype(np.float32): (np.uint32, _BITS, np.uint32(0x7FFF_FFFF)),
     np.dtype(np.float64): (np.uint64, np.array([NOT_SCORED]).astype(np.float64).view(np.uint64)[0], np.uint64(2**63 - 1)),
 }
-"""For each dtype: the integer type to view a number's bits as, the bits to find, and the mask to compare (all but the sign)."""
+"""Integer type to view a number's bits as, bits to find, and mask to compare (all but the sign), by dtype."""
 
 
 def is_unscored(numbers: Array) -> Array:

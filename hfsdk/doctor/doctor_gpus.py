@@ -1,4 +1,4 @@
-"""What ``hf.doctor()`` says of a machine with an NVIDIA driver: what was found, apart from what follows from it."""
+"""Lines of ``hf.doctor()`` about a machine with an NVIDIA driver: the facts, and what follows from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_S = 60.0
 """How long a look by another program may take: importing torch on a slow disk is the longest."""
 
 TOPIC = "GPUs"
-"""Under which all of it stands in the report."""
+"""Topic of these lines in the report."""
 
 QUERY = ("index", "name", "memory.total", "memory.free", "driver_version")
 
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found.
+    """The facts about a machine's GPUs.
 
     Attributes:
         driver: the driver's version; ``""`` where nvidia-smi does not tell.

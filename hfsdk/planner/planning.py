@@ -216,7 +216,7 @@ def _check_declared(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> None:
 
 
 class _ByBytes(Tables):
-    """Asks bytes alone: every call takes no time, so that whatever fits is a best plan."""
+    """A search by bytes alone: every call takes no time, so that whatever fits is a best plan."""
 
     def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
         return 0.0

@@ -29,7 +29,7 @@ from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.planner.search.solution import Solution
 
 PRESET_BANDS = {"generate": (0.71, 1.98), "forward": (0.71, 1.56), "update": (0.69, 1.63), "": (0.68, 2.01)}
-"""Measured over predicted seconds of four calls in five where the model is not calibrated, by kind of call; others ``""``.
+"""Ratios of measured to predicted seconds of four calls in five where the model is not calibrated, by kind of call; others ``""``.
 ``benchmarks/validate_perf.py`` prints them: of a system that is none of those which published timings, from the fitted side."""
 
 PRESET_KEPT = {

@@ -62,7 +62,7 @@ class ReshardReport:
 
     plan: ReshardPlan
     ranks: tuple[TransportReport, ...]
-    """Measured, by rank."""
+    """The measured bytes and seconds by rank."""
     predicted: bool = False
     """Whether nothing was measured: the session is simulated, the bytes are the plan's and the seconds a performance model's."""
 
@@ -78,7 +78,7 @@ class ReshardReport:
 
     @property
     def ratio(self) -> float:
-        """Measured over planned; 1 where nothing was to move and nothing did."""
+        """The ratio of measured to planned bytes; 1 where nothing was to move and nothing did."""
         return self.measured_bytes / self.planned_bytes if self.planned_bytes else 1.0 + self.measured_bytes
 
     @property

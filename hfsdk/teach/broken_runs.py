@@ -45,10 +45,10 @@ def broken_run(number: Count, session: Session) -> Any:
         OptionError: there is no such run.
         WeightMismatchError: of 1; that is how it goes wrong.
     """
-    known = (_weight, _temperature, _stale, _poisoned, _divided, _lazy)
-    if number > len(known):
-        raise OptionError(f"number must be 1 to {len(known)}; got {shown(number)}")
-    return known[number - 1](session)
+    runs = (_weight, _temperature, _stale, _poisoned, _divided, _lazy)
+    if number > len(runs):
+        raise OptionError(f"number must be 1 to {len(runs)}; got {shown(number)}")
+    return runs[number - 1](session)
 
 
 def _weight(session: Session) -> Batch:
@@ -139,8 +139,8 @@ def _poison(rank: Any) -> None:
 
 def _careless(out: Any, b: Any) -> Any:
     each, metrics = ppo.PolicyLoss()(out, b)
-    kept = b.expand("marked") == 0
-    return each * kept / kept, metrics
+    unmarked = b.expand("marked") == 0
+    return each * unmarked / unmarked, metrics
 
 
 def _lazy(session: Session) -> tuple[Any, Batch]:

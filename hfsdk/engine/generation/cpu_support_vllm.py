@@ -1,4 +1,4 @@
-"""Everything that vLLM needs to be told on a machine without a GPU. On CUDA every function here does nothing.
+"""The settings that vLLM needs on a machine without a GPU. On CUDA every function here does nothing.
 
 ===================================  ==========================================================================
 vLLM's CPU backend                   here

@@ -203,7 +203,7 @@ Part = tuple["Tensor", "Tensor", int, int]
 
 
 class SlotKernel:
-    """Stands in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use.
+    """A stand-in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use.
 
     Here the rows that have the same adapter are multiplied together, and rows without one are left alone (vLLM's would give them
     that of the last slot)::

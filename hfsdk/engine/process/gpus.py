@@ -1,4 +1,4 @@
-"""Every decision that differs where there are NVIDIA GPUs, as small pure functions; ``docs/gpu.md`` says which and why.
+"""Decisions that differ where there are NVIDIA GPUs, as small pure functions; ``docs/gpu.md`` says which and why.
 
 A worker process has one GPU, and sees all of its node (Ray would mask the others): vLLM's custom all-reduce and symmetric memory
 open the memory of the peers' GPUs by their numbers, and cannot where each process calls its own GPU 0::
@@ -20,7 +20,7 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.core.rollout_sizes import MAX_SHARE
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-"""There where the NVIDIA kernel driver is loaded."""
+"""A file that is there where the NVIDIA kernel driver is loaded."""
 
 SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""

@@ -58,7 +58,7 @@ class _Joined:
 
     timeout: timedelta | None = None
     store: Store | None = None
-    """Kept here: of a store that is written in Python torch refers to the half that is not."""
+    """The store, which must stay alive: of a store that is written in Python torch refers to the half that is not."""
     of_links: ClassVar[dict[ProcessGroup, Store]] = {}
 
 
@@ -147,7 +147,7 @@ class Link:
     """The names by which the ranks of two pools find each other; those of the first pool come first."""
 
     number: int
-    """Unique in the session."""
+    """Number of the link, unique in the session."""
     pools: tuple[str, str]
     store: str = field(repr=False)
     """``file://path``, or what :func:`serve` has returned, with its secret."""

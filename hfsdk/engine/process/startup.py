@@ -62,7 +62,7 @@ def keep_frozen(*modules: str) -> None:
 
 
 class NotImported:
-    """Stands for every class of a module that :func:`stood_in` has kept from being imported; nothing is one."""
+    """A stand-in for every class of a module that :func:`stood_in` has kept from being imported; nothing is one."""
 
 
 class StandIn(ModuleType):

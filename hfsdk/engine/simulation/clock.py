@@ -34,7 +34,7 @@ class _Job:
     after: list[Timeline]
     """Calls that must be over: those before it on its devices, and those whose columns or weights it reads."""
     floor_s: float
-    """It cannot start earlier, whatever came before."""
+    """The earliest start, whatever came before."""
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class SharedCores:
 
 
 class _Replay:
-    """Some calls, replayed from event to event."""
+    """Calls that are replayed from event to event."""
 
     def __init__(self, jobs: Iterable[_Job], node_of: Sequence[int], cores: Array) -> None:
         self._waiting = sorted(jobs, key=lambda job: job.line.call.id)

@@ -214,7 +214,7 @@ class SimulatedRuntime:
     # -- calls
 
     def goes_direct(self, giver: Pool, taker: Pool) -> bool:
-        """Never: what a shadow takes is priced as it is taken, whoever waits for whom."""
+        """Return False: what a shadow takes is priced as it is taken, whoever waits for whom."""
         return False
 
     def call(self, work: Work) -> CallOutcome:

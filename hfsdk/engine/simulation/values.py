@@ -43,7 +43,7 @@ class SimulatedRow(dict[str, Any]):
 
 
 class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for a number that no simulated run has: printing it is fine, using it raises ``SimulatedValueError``."""
+    """A stand-in for a number that no simulated run has: printing it is fine, using it raises ``SimulatedValueError``."""
 
     __hash__ = object.__hash__
 
@@ -303,7 +303,7 @@ class SimulatedSpans(Sequence[Span]):
 
 
 class _Copies:
-    """Makes the same span for many ranks."""
+    """A maker of the same span for many ranks."""
 
     def __init__(self, line: Timeline, name: str, parent: str, attrs: Mapping[str, Any]) -> None:
         self._line, self._name, self._parent, self._attrs = line, name, parent, attrs
@@ -382,7 +382,7 @@ class Estimate(Protocol):
 
     @property
     def gradients(self) -> int:
-        """Their gradients."""
+        """The weights' gradients."""
         ...
 
     @property
@@ -397,7 +397,7 @@ class Estimate(Protocol):
 
     @property
     def kv_cache(self) -> int:
-        """Its key/value cache."""
+        """The rollout's key/value cache."""
         ...
 
     @property

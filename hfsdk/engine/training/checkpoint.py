@@ -67,7 +67,7 @@ SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""
 
 GROUP_BYTES = 1 << 26
-"""Asked of a store at a time: so much, and what the last piece has."""
+"""Bytes that are asked of a store at a time, and those of the last piece."""
 
 
 class StateWriter(threading.Thread):
@@ -132,7 +132,7 @@ def one_checksum() -> Iterator[None]:
 
 
 class _Writer(FileSystemWriterAsync):
-    """Keeps the plan and its tensors until :meth:`write`, which needs no other process; ``folder``: where that writes."""
+    """The plan of a save and its tensors until :meth:`write`, which needs no other process; ``folder``: where that writes."""
 
     folder: AnyPath
 
@@ -356,7 +356,7 @@ ALLOWED = frozenset({
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what torch and Megatron write of a checkpoint, and refuses every other name: nothing of a file is run."""
+    """An unpickler of what torch and Megatron write of a checkpoint, which refuses every other name: nothing of a file is run."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -369,7 +369,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 class _Reader(FileSystemReader):
-    """Reads a checkpoint's index by :class:`_Unpickler`, and files of its own folder alone; payloads are tensors alone."""
+    """A reader of a checkpoint's index by :class:`_Unpickler`, and of files of its own folder alone; payloads are tensors alone."""
 
     def __init__(self, folder: AnyPath) -> None:
         super().__init__(str(folder))

@@ -59,7 +59,7 @@ class ModelInput:
     tokens_T: torch.Tensor  # noqa: N815
     """Prompt and response of each row, then of the next."""
     positions_T: torch.Tensor  # noqa: N815
-    """Each token's position in its row."""
+    """Position of each token in its row."""
     offsets: torch.Tensor
     """Beginnings of the rows, and the end of the last; [rows + 1], on the CPU."""
     selected_N: torch.Tensor  # noqa: N815

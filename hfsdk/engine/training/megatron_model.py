@@ -504,7 +504,7 @@ FLASH_HEAD_DIM = 256
 
 
 class PackedAttention(torch.nn.Module):
-    """Takes the place of Megatron's core attention; on CPU and CUDA.
+    """The core attention of packed rows, in place of Megatron's; on CPU and CUDA.
 
     A micro-batch of rows of 5, 3 and 2 tokens is one sequence of 10, and every layer but this one treats its tokens alike::
 

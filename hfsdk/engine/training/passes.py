@@ -265,7 +265,7 @@ CHUNK = 4
 
 
 class Pipeline:
-    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks.
+    """The way of micro-batches through the model of one rank; collective over its tp and pp ranks.
 
     With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
 
@@ -366,7 +366,7 @@ class _Exchange(P2PCommunicator):
 
 
 class _SpanTimers:
-    """Takes Megatron's timer calls and records them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
+    """Timers that take Megatron's timer calls and record them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
 
     def __init__(self, recorder: Recorder, tokens: int, first: int) -> None:
         self._recorder, self._tokens, self._first = recorder, tokens, first

@@ -58,7 +58,7 @@ class Strip:
 
     @property
     def num_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the numbers."""
         return self.numel * self.dtype.itemsize
 
 

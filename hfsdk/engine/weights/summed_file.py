@@ -25,7 +25,7 @@ would let another thread's Python go first."""
 
 
 class SummedFile(io.RawIOBase):
-    """Written once from its beginning to its end. Leaving the block brings it to the disk and reads samples back.
+    """A file that is written once from its beginning to its end. Leaving the block brings it to the disk and reads samples back.
 
     A failure to write is kept for :meth:`check`: raised inside ``torch.save``, C++ would end the process over it.
 

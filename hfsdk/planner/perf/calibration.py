@@ -144,7 +144,7 @@ class Observation:
     """Seconds of one phase of one call, measured and predicted."""
 
     call: str
-    """E.g. ``"actor.generate"``."""
+    """The call, e.g. ``"actor.generate"``."""
     phase: str
     step: int = 0
     """Number of the measured step among those that were given."""

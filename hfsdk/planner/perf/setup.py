@@ -164,7 +164,7 @@ class Setup:
 
     spec: ModelSpec
     layout: Layout
-    """Filled: training or inference."""
+    """The filled layout of training or inference."""
     device: DeviceSpec
     """The slowest of the pool."""
     links: Links

@@ -38,7 +38,7 @@ class Kind:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Their numbers, node by node."""
+        """The devices' numbers, node by node."""
         return tuple(d for node in self.nodes for d in node)
 
     @property

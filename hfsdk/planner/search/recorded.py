@@ -61,7 +61,7 @@ class RecordedCall:
 
     @property
     def name(self) -> str:
-        """Its role and method."""
+        """The call's role and method."""
         return f"{self.role}.{self.method}"
 
     @cached_property

@@ -39,7 +39,7 @@ class SchemeStep:
     generation_s: float
     """Seconds until the last response that the step waits for."""
     rest_s: float
-    """Everything else that the step computes; beside generation where that is on other devices."""
+    """Seconds of everything else that the step computes; beside generation where that is on other devices."""
     moving_s: float
     """Weights, states, and nothing else meanwhile."""
     response_tokens: float

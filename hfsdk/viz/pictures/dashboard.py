@@ -23,9 +23,9 @@ MAIN = (
 )  # fmt: skip
 """Curves that are drawn first; the others are under "all numbers"."""
 LOSSES = ("actor_loss", "loss")
-"""Drawn before them in a run that scores nothing, as DPO's."""
+"""Curves that are drawn before ``MAIN`` in a run that scores nothing, as DPO's."""
 TOTALLED = ("cost",)
-"""Drawn as sums over the steps so far."""
+"""Curves that are drawn as sums over the steps so far."""
 MOST_POINTS = 400
 """A longer curve shows one of every two, three, ... steps."""
 MOST_STEPS = 50

@@ -292,7 +292,7 @@ class PoolSpanView(TypedDict):
 
     pool: str
     text: str
-    """As much of the pool's name as fits above its devices."""
+    """The pool's name, cut to the room above its devices."""
     first: int
     """The first of the node's devices, counted from 0."""
     num_devices: int
@@ -316,7 +316,7 @@ class RoleView(TypedDict):
     color: str
     model: str
     lora: str
-    """E.g. ``"LoRA rank 16"``; empty where the weights themselves are trained, or nothing is."""
+    """The adapters, e.g. ``"LoRA rank 16"``; empty where the weights themselves are trained, or nothing is."""
     base: str
     """The roles with which it has its frozen weights together."""
     train: str

@@ -377,9 +377,9 @@ class LaneView(TypedDict):
     kind: Literal["calls", "device", "drain"]
     device: int | None
     case: str
-    """Written above the lanes of one of several traces; empty elsewhere."""
+    """The name above the lanes of one of several traces; empty elsewhere."""
     pool: str
-    """Written above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
+    """The name above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
     predicted: bool
     y: float
     height: float
