@@ -120,7 +120,7 @@ def unknown_option(what: str, name: str, existing: Collection[str]) -> str:
     Args:
         what: the algorithm, loss or function, as the user calls it.
         name: the option that was given.
-        existing: those that exist.
+        existing: the names that exist.
     """
     others = {names: said for names, said in ELSEWHERE.items() if not said.startswith("it belongs to the algorithm")}
     return unknown_name(what, name, existing, OTHER_NAMES, {**_ELSEWHERE, **others})

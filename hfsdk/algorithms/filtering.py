@@ -37,8 +37,8 @@ def informative_rows_of_draw(table: Table) -> list[int]:
 def rows_with_advantages(table: Table) -> list[int]:
     """Return the rows whose group has an advantage other than 0 on any token; those that were not scored have none.
 
-    It is the law behind equal scores, and holds for whatever a group is compared by: rewards of steps may have equal sums and
-    differ.
+    It is the law behind equal scores, and holds for every quantity that a group is compared by: rewards of steps may have equal
+    sums and differ.
     """
     advantages = table.ragged("advantages")
     teaches = (advantages.flat != 0) & ~is_unscored(advantages.flat)
@@ -74,7 +74,7 @@ def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], B
 
     Args:
         wanted: groups; so many prompts are drawn at first, then each time as many as groups are lacking.
-        prompts: those that may be drawn.
+        prompts: the prompts that may be drawn.
         n: responses per prompt.
         scored: generates and scores, for some of the prompts.
 

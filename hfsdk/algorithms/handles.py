@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepModels(Protocol):
-    """Handles by role. A step uses those that its algorithm's ``roles`` names; whatever has these attributes will do."""
+    """Handles by role. A step uses the ones that its algorithm's ``roles`` names; any object with these attributes will do."""
 
     @property
     def actor(self) -> ActorModel:

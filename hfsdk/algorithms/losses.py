@@ -165,7 +165,7 @@ def check_kl_of_loss(kl: str, by_ratio: bool, where: str = "") -> None:
     Args:
         kl: the estimator.
         by_ratio: whether the ratio weighs it.
-        where: what the option stands beside, for the message.
+        where: the option's companion, for the message.
     """
     wanted = f"{', '.join(KL_KINDS_OF_LOSS[:-1])} or {KL_KINDS_OF_LOSS[-1]}{where} (in a loss, k1 has no gradient in expectation)"
     check(by_ratio or kl in KL_KINDS_OF_LOSS, "kl", kl, wanted)

@@ -1,7 +1,7 @@
 """`Options`: the base of algorithms, losses and advantages. Each option is declared once, its docstring below it.
 
-Whoever takes the same options inherits the class that declares them (as `hfsdk.algorithms.ppo.PPO` those of its advantages) and
-hands them on whole, with `Options.of`. A function takes them as keywords with `with_options`.
+A class that takes the same options inherits the class that declares them (as `hfsdk.algorithms.ppo.PPO` those of its advantages)
+and hands them on whole, with `Options.of`. A function takes them as keywords with `with_options`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class CrossEntropy(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingMix(CrossEntropy):
-    """InstructGPT's ptx: the same beside a policy's own loss, whose learning rate it takes."""
+    """InstructGPT's ptx: the same in addition to a policy's own loss, whose learning rate it takes."""
 
     learns: ClassVar[str] = "policy"
 

@@ -50,7 +50,7 @@ class Download:
     sha256: str
     """The file's checksum."""
     pip_options: tuple[str, ...] = ("--only-binary", ":all:")
-    """Options of ``pip download`` beside ``--no-deps`` and ``--require-hashes``; by default only a wheel is taken."""
+    """Options of ``pip download`` besides ``--no-deps`` and ``--require-hashes``; by default only a wheel is taken."""
 
     @property
     def path(self) -> Path:

@@ -36,7 +36,7 @@ from hfsdk.core.untrusted import has_file, read_json, shown_reason
 T = TypeVar("T")
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Tokenizer classes that are exactly their ``tokenizer.json``, where it has every token that the files beside it name."""
+"""Tokenizer classes that are exactly their ``tokenizer.json``, where it has every token that the files next to it name."""
 
 MOST_WORDS = 100
 """Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""

@@ -33,7 +33,7 @@ INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 TEST_SHARE = 0.1
 SETUPTOOLS = "70.1"
-"""The first that needs no ``wheel`` beside it; a fresh environment of Python 3.11 has an older one, of 3.12 none."""
+"""The first that needs no ``wheel`` next to it; a fresh environment of Python 3.11 has an older one, of 3.12 none."""
 
 
 def reviews_place() -> Path:

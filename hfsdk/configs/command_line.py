@@ -2,7 +2,7 @@
 
 Nothing is run. A variable has a value where the script assigns it outside of ``if``, ``case``, loops and functions, without asking
 another command; ``$((8 * N))`` is worked out; ``${N:-8}`` is its default, which is noted, since the environment of a run may give
-another. Whatever else a shell would work out stays as it is written, and is refused where it is looked at.
+another. Everything else that a shell would work out stays as it is written, and is refused where it is looked at.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def is_path_from_a_variable(value: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the logical lines: those that a backslash, an open quotation or an open array continues as one.
+    """Yield the logical lines: the lines that a backslash, an open quotation or an open array continues as one.
 
     A here-document that ``read`` gives to a variable comes as its assignment; others are left out.
     """
@@ -369,8 +369,8 @@ CONFIG_FLAGS = ("config", "config_file")
 def commands_of(text: str) -> tuple[list[list[str]], dict[str, str]]:
     """Return the commands of a script or a line that may be a job, each as its words, and the variables' defaults that were taken.
 
-    A script is cut into commands; those that train nothing (``ray start``, ``export``, a server) are passed over. What only a run
-    of a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
+    A script is cut into commands; commands that train nothing (``ray start``, ``export``, a server) are passed over. What only a
+    run of a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
 
     Raises:
         OptionError: a quotation does not end.

@@ -193,7 +193,7 @@ class Settings:
         return value
 
     def one_of(self, key: str, values: Sequence[str], *could_change: str) -> str:
-        """Return a text that is one of those that are read; of another one it is noted which kinds of numbers it could change.
+        """Return a text that is one of those that are read; for another one, note which kinds of numbers it could change.
 
         Raises:
             OptionError: it is no text.

@@ -128,7 +128,7 @@ def _json(path: Path) -> Mapping[str, Any]:
 
 
 def system_named(system: str) -> str:
-    """Return a system by its name, in whatever case.
+    """Return a system by its name, in any case of letters.
 
     Raises:
         OptionError: there is none.

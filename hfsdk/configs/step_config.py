@@ -1,4 +1,4 @@
-"""``StepConfig``: one step of a configuration, whatever system it was written for; with its parts, ``Finding`` and ``Row``."""
+"""``StepConfig``: one step of a configuration, of any system; with its parts, ``Finding`` and ``Row``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ArithmeticRow:
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, beside tp and pp.
+    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, in addition to tp and pp.
 
     ``Megatron``: weights 2, gradients 4 or 2, optimizer 12 / dp. ``FSDP`` and ZeRO-3 cut all three (arXiv 1910.02054, 2304.11277).
     """

@@ -105,7 +105,7 @@ def _options_of_loss(s: Settings, mode: str) -> dict[str, Any]:
         bounds = {"low": s.number(f"{loss}clip_cov_lb"), "high": s.number(f"{loss}clip_cov_ub")}
         return {"share": s.number(f"{loss}clip_cov_ratio"), **bounds}
     without_clip: dict[str, Any] = {"clip": None, "clip_high": None}
-    if mode == "sapo":  # its loss is averaged so whatever loss_agg_mode says
+    if mode == "sapo":  # its loss is averaged so with any loss_agg_mode
         return {
             **without_clip,
             "tau_pos": s.number(f"{A}tau_pos"),

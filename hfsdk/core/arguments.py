@@ -38,7 +38,7 @@ Inventory = TypeVar("Inventory")
 
 
 OWN, BASE_ALONE = 0, -1
-"""Weights that no snapshot keeps: those that the role has, and those beside which its adapters stand."""
+"""Weights that no snapshot keeps: the role's own, and the frozen ones that its adapters belong to."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

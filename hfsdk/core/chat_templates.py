@@ -1,4 +1,4 @@
-"""Chats as a model's own template writes them; a template is a program of whoever made the folder, and is bounded.
+"""Chats as a model's own template writes them; a template is a program that the folder's author wrote, and is bounded.
 
 transformers runs it in Jinja's sandbox, which has no files, no imports and no private attributes. It can still go on for hours
 (loops in loops) and write without end, so its steps and characters are counted, by Python's own tracing of the template's lines:

@@ -2,7 +2,7 @@
 
 An annotation becomes once, at the first call, a rule (``hfsdk/core/rules.py``), which takes a value or refuses it. Numbers of numpy
 and torch (arrays without axes too) are taken wherever numbers are, and become plain Python here: nothing behind this line meets
-a numpy bool. What a type alone cannot say stands beside it, in the field's words::
+a numpy bool. What a type alone cannot say stands next to it in ``Annotated``::
 
     @checked
     def generate(prompts: Sequence[str], n: Annotated[int, Within(1, 4096)] = 1, seed: int | None = None) -> Batch: ...

@@ -54,7 +54,7 @@ ASSISTANT = "assistant"
 
 
 def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Return whether a value is a list of messages, of whatever shape."""
+    """Return whether a value is a list of messages, of any shape."""
     listed = isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0  # an array: parquet as pandas reads it
     return listed and all(isinstance(turn, Mapping) for turn in value)
 

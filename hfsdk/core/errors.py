@@ -26,7 +26,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
         |-- CallCancelledError
         `-- DependencyError                 an input of this call failed; carries that failure as its cause
 
-Beside them stands one warning, ``InvariantWarning``.
+There is one warning as well, ``InvariantWarning``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hfsdk.core.text import printable
 
 
 class HfsdkError(Exception):
-    """Base class of every error hfsdk raises; as text it gives a terminal no orders, whatever names and samples it quotes."""
+    """Base class of every error hfsdk raises; as text it gives a terminal no orders, even where it quotes names and samples."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -1,4 +1,4 @@
-"""Files that a user asked for: written beside and renamed, never through a link; and checksums of files.
+"""Files that a user asked for: written next to their place and renamed, never through a link; and checksums of files.
 
 ::
 
@@ -60,7 +60,7 @@ _written: dict[str, tuple[int, int]] = {}
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Give a new, empty file beside ``path`` to write to; on leaving it takes that place, after a failure it is removed.
+    """Give a new, empty file next to ``path`` to write to; on leaving it takes that place, after a failure it is removed.
 
     Raises:
         OSError: it cannot be written; what was there before stays.
@@ -79,7 +79,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: AnyPath, content: str | bytes) -> None:
-    """Write a whole file beside its place and rename it; an object of a store is put there as it is.
+    """Write a whole file next to its place and rename it; an object of a store is put there as it is.
 
     Raises:
         OSError: it cannot be written; what was there before stays.

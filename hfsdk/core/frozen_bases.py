@@ -31,7 +31,7 @@ class HeldBase:
 def base_of(role: RoleSpec) -> Hashable | None:
     """Return what a role's frozen weights are known by, whatever its layout; ``None`` where it has none.
 
-    A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that somebody
+    A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that a user
     trained: it shares with nobody.
     """
     if role.model is None or role.train is None or "weights" in role.offloads:
@@ -57,7 +57,7 @@ def base_key(role: RoleSpec) -> Hashable | None:
 
 
 def held_by_others(bases: Mapping[str, HeldBase]) -> dict[str, str]:
-    """Return, of each role on a device whose base another holds, the name of that one: of those that hold most the first."""
+    """Return role -> the role that holds its base, for roles on a device whose base another holds: the one that holds most."""
     holders: dict[Hashable, str] = {}
     there = {name: base for name, base in bases.items() if base.key is not None and base.num_bytes}
     for name, base in there.items():

@@ -65,7 +65,7 @@ class Layout(NamedFields):
     ep: Size = 1
     """Expert parallel size: neighbouring replicas that share a layer's experts; divides dp and the experts (mixtures only)."""
     cp: Size = 1
-    """Context parallel size: ranks that share each sequence, beside those of tp (docs/perf-model.md)."""
+    """Context parallel size: ranks that share each sequence, in addition to those of tp (docs/perf-model.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self, LayoutError)

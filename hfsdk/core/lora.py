@@ -1,6 +1,6 @@
 """Low-rank adapters: what is asked (``LoRA``), and the tensors that a model's adapters have (``AdapterSpec``).
 
-Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
+Next to a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
 
     y = W x + scale B A x        A [rank, in], drawn        B [out, rank], zero at first: nothing changes before the first step
 """
@@ -33,7 +33,7 @@ BESIDE, SLOTS = 1, 2
 """The rollout's slot for the adapters of a snapshot, the role's own being in slot 0; and how many it has."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file beside them that says what they are."""
+"""The file next to the adapters that describes them."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM 0.32 takes as the largest rank of an adapter."""
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = (
     "lora_dtype", "lorap_lr_ratio", "hfsdk_score",
 )  # fmt: skip
 """Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
-(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say. ms-swift adds
+(without dropout here), options of fields that are refused; and which layers have adapters, which the tensors say. ms-swift adds
 ``lora_dtype`` and ``lorap_lr_ratio``."""
 
 NEUTRAL: dict[str, Any] = {
@@ -60,7 +60,7 @@ NEUTRAL: dict[str, Any] = {
 """Fields that change it -> their value where adapters are those of the paper."""
 
 BASE_AS_IT_WAS = (True, False, "gaussian", "orthogonal", "eva", "mica")
-"""Ways in which A and B were begun beside weights that stayed; others (PiSSA, OLoRA, LoftQ) have changed the weights too."""
+"""Ways in which A and B were initialised where the weights stayed; others (PiSSA, OLoRA, LoftQ) have changed the weights too."""
 
 NOT_KEPT = ("auto_mapping", "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern")
 """Fields that are not written again: a name of code that peft would import, and what ``target_modules`` says as it is written."""
@@ -80,7 +80,7 @@ MERGE = (
 @documented
 @dataclass(frozen=True, kw_only=True)
 class LoRA(NamedFields):
-    """Adapters of low rank beside a frozen model: ``session.actor("smollm2-135m-instruct", lora=hf.LoRA(rank=16))``.
+    """Low-rank adapters of a frozen model: ``session.actor("smollm2-135m-instruct", lora=hf.LoRA(rank=16))``.
 
     Only they are trained, moved to the rollout, kept in snapshots and saved (Hu et al., arXiv 2106.09685). A critic's and a
     reward model's scalar head is trained with them.
@@ -146,10 +146,10 @@ class LoRA(NamedFields):
         """Return what peft's ``adapter_config.json`` says of them.
 
         Args:
-            spec: the model that they stand beside.
+            spec: the model that they adapt.
             base: its folder.
             scalar: whether a scalar head is saved with them.
-            before: what it said of those that training began with, which goes on saying what training has not changed.
+            before: the description of the adapters that training began with; entries that training has not changed stay.
         """
         modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
         unchanged = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
@@ -254,7 +254,7 @@ def padded_rank(rank: int) -> int:
 
 
 def linear_weights(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the weights of a model's linear layers, which adapters can stand beside: shape [out, in] by name."""
+    """Return the weights of a model's linear layers, which can have adapters: shape [out, in] by name."""
     names = ModelSpec.tensors(spec).items()
     return {name: (shape[0], shape[1]) for name, shape in names if name.endswith("_proj.weight")}
 
@@ -267,12 +267,12 @@ class AdapterSpec(ModelSpec):
 
     @classmethod
     def of(cls, spec: ModelSpec, lora: LoRA) -> AdapterSpec:
-        """Return the adapters that ``lora`` asks for beside ``spec``."""
+        """Return the adapters that ``lora`` asks for on ``spec``."""
         return cls(**{field.name: getattr(spec, field.name) for field in fields(ModelSpec)}, lora=lora)
 
     @property
     def base(self) -> ModelSpec:
-        """The model that they stand beside."""
+        """The model that they adapt."""
         return ModelSpec(**{field.name: getattr(self, field.name) for field in fields(ModelSpec)})
 
     def __str__(self) -> str:

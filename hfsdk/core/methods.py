@@ -7,7 +7,7 @@ rank, workers and the simulated runtime carry it out, the planner lays it out, p
     actor.compute_log_probs   preparation  reads prompt, response     writes old_log_probs   THREE_D    a pass over whole sequences
     actor.update              learning     reads every column                                THREE_D    a loss; changes the weights
 
-A column that a call writes is declared beside it. The user's own primitives are of the same type (``hfsdk.models.Primitive``).
+A column that a call writes is declared with it. The user's own primitives are of the same type (``hfsdk.models.Primitive``).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def unknown_name(
     Args:
         what: the algorithm, loss or function, as the user calls it.
         name: what was given.
-        existing: those that exist.
+        existing: the names that exist.
         others: hfsdk's name -> its names elsewhere, divided by spaces.
         elsewhere: names divided by spaces -> where in hfsdk that is.
         kind: what it is called in the message.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hfsdk.core.functions import Shipped
 
 Timeout = Annotated[float, Within(0, 10**9)]
-"""Seconds that somebody waits."""
+"""Seconds for which a caller waits."""
 
 POLL_S = 0.02
 """How often an awaiting coroutine asks."""

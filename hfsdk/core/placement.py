@@ -4,7 +4,7 @@ Roles in one pool share its devices and run one after the other; disjoint pools 
 part of one can be a pool of its own for frozen models (interleaving, arXiv 2312.11819)::
 
     device        0   1   2   3
-    "all"        [ actor, critic ]        run on all four, and nothing beside them
+    "all"        [ actor, critic ]        run on all four, and nothing runs at the same time
     "reference"  [ ref. ]                 run at the same time, each on its half
     "reward"             [ reward ]
 """

@@ -1,7 +1,7 @@
 """``Workload`` and ``Plan``: the work of a step and its best placement, which ``hfsdk.planner.search.search`` finds.
 
 A plan says which roles share which devices, in which layouts, and what is predicted of one step: when each call runs, what every
-device holds, what it costs. Beside it stand the runners-up, each with why it lost, and the placements that do not fit into memory::
+device holds, what it costs. With it come the runners-up, each with why it lost, and the placements that do not fit into memory::
 
     plan = session.plan(hf.PPO(), hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024))
     plan.seconds, plan.placement, plan.layouts["actor"], plan.trace
@@ -131,7 +131,7 @@ class Searched:
     num_considered: int
     """Placements with sizes in that family; with layouts there are many more."""
     num_pruned: int
-    """Placements of those that a bound ruled out without looking at their layouts."""
+    """Placements of ``num_considered`` that a bound ruled out without looking at their layouts."""
     num_layouts: int
     """(role, pool size, layouts) whose seconds were predicted."""
     seconds: float

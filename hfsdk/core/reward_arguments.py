@@ -60,7 +60,7 @@ def check_columns(function: Callable[..., Any], name: str, columns: Collection[s
     Args:
         function: as :func:`check_reward_function` wants it.
         name: for the message.
-        columns: of the data, beside :data:`GIVEN`.
+        columns: of the data, in addition to :data:`GIVEN`.
     """
     parameters = inspect.signature(function).parameters
     kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)

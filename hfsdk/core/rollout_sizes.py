@@ -100,7 +100,7 @@ class CacheUnits:
         return cls(block=block, sequence=-(-longest // BLOCK_TOKENS) * block)
 
     def held_by(self, cache: int, beside: int = 0) -> int:
-        """Return how many longest sequences a cache of so many bytes holds, where each takes others ``beside``."""
+        """Return how many longest sequences a cache of so many bytes holds, where each takes ``beside`` more bytes."""
         return max(0, (cache - 2 * self.block) // (self.sequence + beside))
 
     def held_each(self, cache: int, tokens: Array) -> Array:

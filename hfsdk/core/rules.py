@@ -330,7 +330,7 @@ class Bounds:
 
 
 class Within(Bounds):
-    """Bounds of a number, beside its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
+    """Bounds of a number, next to its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
 
     def __init__(
         self, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf, below: float = math.inf

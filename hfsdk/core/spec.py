@@ -317,7 +317,7 @@ def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
 
 
 def check_heads(family: str, hidden_size: int, num_heads: int, name: str) -> None:
-    """Refuse a Llama whose width is no multiple of its heads: transformers and vLLM do, whatever ``head_dim`` says.
+    """Refuse a Llama whose width is no multiple of its heads: transformers and vLLM do so too, even with another ``head_dim``.
 
     Raises:
         UnsupportedModelError: names both numbers, and the class that computes the same and is taken.
@@ -358,7 +358,7 @@ class Experts(NamedFields):
     width: Some
     """Width inside each expert's gated MLP (``moe_intermediate_size``)."""
     shared: Further = 0
-    """Experts of that width that see every token beside the chosen ones (``n_shared_experts``)."""
+    """Experts of that width that see every token in addition to the chosen ones (``n_shared_experts``)."""
     first_dense: Further = 0
     """Layers at the beginning that have one MLP in place of experts (``first_k_dense_replace``)."""
     router_bias: bool = False

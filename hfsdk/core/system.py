@@ -1,7 +1,7 @@
 """The abilities of the system that hfsdk runs on: to run the engines, start threads, have temporary folders.
 
 The engines run on Linux. Simulation, plans and pictures run wherever Python does, also without threads (a Python in a browser,
-as Pyodide, has none to start): what is otherwise done beside the user's own thread is then done on it. A simulated session
+as Pyodide, has none to start): work that otherwise has a thread of its own is then done on the user's. A simulated session
 carries each call out as it is submitted, a picture is sent as it is published, a save returns when it is complete.
 """
 
@@ -49,7 +49,7 @@ _temporary: list[Path] = []
 
 
 def keep_temporary_in(place: Path) -> None:
-    """Have this process's temporary folders lie in a folder that somebody removes should the process be killed."""
+    """Have this process's temporary folders lie in a folder that another process removes if this one is killed."""
     _temporary.append(place)
 
 
@@ -67,4 +67,4 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 exiting = threading.Event()
-"""The interpreter ends: nothing is shown any more, for whoever looked may be gone already."""
+"""The interpreter ends: nothing is shown any more, since the display may be gone already."""

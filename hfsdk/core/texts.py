@@ -348,7 +348,7 @@ def shared_beginning(first: Any, other: Any) -> Any:
 
 
 def _is_of_a_word(character: str) -> bool:
-    """Whether a letter, a digit or a mark belongs to the one beside it; those of East Asia stand for words of their own."""
+    """Whether a letter, a digit or a mark belongs to the one next to it; those of East Asia stand for words of their own."""
     return character < "\u2e80" and unicodedata.category(character)[0] in "LMN"
 
 

@@ -70,7 +70,7 @@ def named_templates(folder: str | Path) -> dict[str, bytes]:
 
 
 def named_tokens(folder: str | Path) -> set[str]:
-    """Return the texts of all tokens that the files beside ``tokenizer.json`` name: special ones, and added ones.
+    """Return the texts of all tokens that the files next to ``tokenizer.json`` name: special ones, and added ones.
 
     Raises:
         ModelNotFoundError: one of the files is damaged.

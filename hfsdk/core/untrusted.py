@@ -1,4 +1,4 @@
-"""Folders that somebody else made: the one place that opens a file of theirs.
+"""Folders from elsewhere: the one place that opens a file of a stranger's folder.
 
 A model, a tokenizer, adapters or a checkpoint may come from anybody. What is read of such a folder is
 
@@ -6,7 +6,7 @@ A model, a tokenizer, adapters or a checkpoint may come from anybody. What is re
 * a regular file: a named pipe would wait for ever, a device may answer for ever, a link may lead to a private key;
 * of a bounded size, and its JSON of a bounded depth and number of parts.
 
-A link is followed to a file of the same folder, and of a folder of the Hugging Face hub's cache to a file beside it, since
+A link is followed to a file of the same folder, and of a folder of the Hugging Face hub's cache to a file next to it, since
 snapshots consist of such links; one that leads anywhere else is refused::
 
     models--owner--name/
@@ -293,7 +293,7 @@ def shown_reason(problem: BaseException) -> str:
 
 
 def shown_text(text: str, most: int = 300) -> str:
-    """Return a text of somebody else's in one printable line."""
+    """Return a stranger's text in one printable line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 10 * most]).split())[:most].rstrip(". ")
 
 

@@ -190,9 +190,9 @@ class WeightFiles:
 
 
 def own_head(folder: str | Path) -> bool:
-    """Whether a folder's files have a head beside the embeddings that differs from them; without weights it has none.
+    """Whether a folder's files have a head, besides the embeddings, that differs from them; without weights it has none.
 
-    transformers and vLLM keep such a head whatever config.json ties.
+    transformers and vLLM keep such a head even where config.json ties it.
 
     Raises:
         ModelNotFoundError: a file is damaged.

@@ -1,4 +1,4 @@
-"""A folder's weights are those of its model, or of adapters beside one: each is there and in its form, and none is left over.
+"""A folder's weights are those of its model, or of a model's adapters: each is there and in its form, and none is left over.
 
 What a file has and nobody reads would be missing from what is computed and from what is saved, so it is an error too::
 
@@ -59,7 +59,7 @@ def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = F
 
 
 def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool = False) -> None:
-    """Compare a folder's adapters with those that stand beside a model.
+    """Compare a folder's adapters with those that a model needs.
 
     Args:
         files: of the folder.
@@ -82,7 +82,7 @@ def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool
 
 
 def check_no_adapters(folder: str) -> None:
-    """Check that a model's folder has no adapters beside its weights, which transformers would add to them.
+    """Check that a model's folder has no adapters next to its weights, which transformers would add to them.
 
     Raises:
         ModelNotFoundError: it has.

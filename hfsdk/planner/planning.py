@@ -169,7 +169,7 @@ def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:
 
 
 def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
-    """Return what devices hold, those that are alike together."""
+    """Return what devices hold, devices that are alike together."""
     leaf, space = solution.leaf, solution.leaf.space
     devices = leaf.devices()
     assert devices is not None

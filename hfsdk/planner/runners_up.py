@@ -288,8 +288,8 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: 
     """Return by how many bytes roles on pools of these sizes miss one device, in the least greedy layouts (negative: room).
 
     Caches that are open are the smallest. ``None`` where the declared layouts of one do not cover its pool. Calls run one after the
-    other: whatever the greediest one may need while it runs, each role takes, of the layouts that need no more, the one that holds
-    least all the time.
+    other: for every amount that the greediest may need while it runs, each role takes, of the layouts that need no more, the one
+    that holds least all the time.
     """
     choices = [
         (working, number, least)

@@ -258,7 +258,7 @@ def adapter_parts(local: str, tensors: Sequence[str]) -> tuple[str, ...]:
 
 
 def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list[Box]:
-    """Return the boxes of the adapters beside a layer's weights, of which ``boxes`` are those that a rank holds.
+    """Return the boxes of the adapters of a layer's weights, of which ``boxes`` are the ones that a rank holds.
 
     Where tp cuts the weight's rows, A is whole on every rank and B is cut as they are; where it cuts columns, A is cut as they
     are and B is whole. Of a fused layer, tp=2, rank 0, two heads a rank::

@@ -1,4 +1,4 @@
-"""``Census``: the weights that are on each rank of a role at one moment, beside what its plan says."""
+"""``Census``: the weights that are on each rank of a role at one moment, next to what its plan says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 HOLDERS = ("trainer", "base", "rollout", "shared", "aside")
-"""The places of weights: in one engine alone (of a role with LoRA the trainer's adapters, and the base beside them), in one
+"""The places of weights: in one engine alone (of a role with LoRA the trainer's adapters, and the base under them), in one
 storage of both, or outside both while generating."""
 
 
@@ -39,7 +39,7 @@ class Census:
 
     @property
     def base_of(self) -> tuple[str, ...]:
-        """The roles that have the frozen weights beside adapters together, the one that they are counted with first."""
+        """The roles that share the frozen weights under adapters, the one that they are counted with first."""
         return tuple(dict.fromkeys(name for resident in self.ranks for name in resident.base_of))
 
     @property
@@ -61,7 +61,7 @@ class Census:
         """Return a row per rank.
 
         Columns: moment, ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``base_bytes`` (in the trainer, the frozen
-        weights beside adapters, which other roles may have too), ``shared_bytes`` (one storage for both),
+        weights under adapters, which other roles may have too), ``shared_bytes`` (one storage for both),
         ``aside_bytes`` (of the training shard, kept outside both while generating), ``redundant_bytes`` (the same numbers in
         the same dtype a second time), ``total_bytes``, and the plan's ``planned_bytes`` for that moment.
         """

@@ -19,7 +19,7 @@ Key = tuple[str, Offsets, Offsets]
 
 @dataclass(frozen=True)
 class WrongBox:
-    """A box whose values are not those that left."""
+    """A box whose values are not the ones that left."""
 
     tensor: str
     """Name of the Hugging Face tensor."""

@@ -487,7 +487,7 @@ class Volume:
     peak: float
     """Bytes of weights on the rank at the end of the transition."""
     redundant: float
-    """Bytes of the training shard that are kept beside a rollout copy that does not contain them."""
+    """Bytes of the training shard that are kept next to a rollout copy that does not contain them."""
     counts: str
     """The formula or the count that it is made of."""
 

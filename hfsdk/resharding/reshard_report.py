@@ -46,7 +46,7 @@ class Resident:
     redundant: int
     """Numbers that are there twice in the same dtype."""
     base: int = 0
-    """Bytes of frozen weights beside adapters in Megatron's parameters; not in ``trainer``."""
+    """Bytes of frozen weights under adapters in Megatron's parameters; not in ``trainer``."""
     base_of: tuple[str, ...] = ()
     """The roles of the rank that have that base together, which is there once."""
 
@@ -134,7 +134,7 @@ class ReshardReport:
         return pd.DataFrame(rows).set_index("rank")
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data: the plan's, with what was measured beside it."""
+        """Return what a picture shows, as plain data: the plan's, with the measurements next to it."""
         view = self.plan.view()
         received = [None if self.predicted else rank.bytes_received for rank in self.ranks]
         ranks = [{**rank, "measured": count} for rank, count in zip(view["ranks"], received, strict=True)]

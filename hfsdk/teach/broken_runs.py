@@ -1,4 +1,4 @@
-"""``hf.testing.broken_run``: runs in which one thing is wrong, for whoever wants to find it (notebook 13). Read it afterwards.
+"""``hf.testing.broken_run``: runs in which one thing is wrong, to be found (notebook 13). Read it afterwards.
 
 Nothing is harmed outside of the session, and what was planted is gone after it has acted once, but for updates that it led to.
 """
@@ -150,5 +150,5 @@ def _lazy(session: Session) -> tuple[Any, Batch]:
 
 
 def longer_is_better(completions: Sequence[str]) -> list[float]:
-    """A reward that somebody meant to be about films."""
+    """A reward that was meant to be about films."""
     return [len(text) / 100 for text in completions]

@@ -1,7 +1,7 @@
 """Kinds of right answers, and hints to wrong ones: numbers, words, functions, losses, steps.
 
 Each kind has ``hint(answer)``, which is ``None`` for a right answer, and never says what the right one is. Typical wrong
-answers are declared beside it, each with the hint that leads on from there.
+answers are declared with it, each with the hint that leads on from there.
 """
 
 from __future__ import annotations

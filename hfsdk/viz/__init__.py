@@ -68,7 +68,7 @@ def picture(obj: Any) -> Picture:
 
 
 def widget(obj: Any) -> AnyWidget:
-    """Return the picture of what draws itself in a notebook as one anywidget, for hosts beside Jupyter.
+    """Return the picture of an object that draws itself in a notebook as one anywidget, for hosts other than Jupyter.
 
     In marimo ``mo.ui.anywidget(hf.viz.widget(session.what_if(hf.PPO())))``. Sliders are answered, buttons are heard, and what still
     runs is followed until it has ended; what does not run is shown as it is now.

@@ -31,7 +31,7 @@ def advantages_figure(
         values: the critic's value per token.
         rewards: the reward per token, KL penalty included.
         advantages: the advantage per token.
-        returns: drawn beside the values where given.
+        returns: drawn next to the values where given.
         title: printed above.
 
     Raises:

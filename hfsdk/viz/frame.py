@@ -140,7 +140,7 @@ def _script_hash(script: str) -> str:
 
 
 def content_policy(body: str) -> str:
-    """Return a content security policy that lets a page ask no network, and run no script but those that are in ``body`` now.
+    """Return a content security policy that lets a page ask no network, and run no script but the ones in ``body`` now.
 
     Styles are inline: pictures place what they draw by them.
     """
@@ -174,7 +174,7 @@ class Picture:
         self.view: View = plain(view)
 
     def __init_subclass__(cls) -> None:
-        """Have the text form of each kind of picture cleaned, whatever texts the view holds: it is printed in terminals."""
+        """Have the text form of each kind of picture cleaned, with any texts in the view: it is printed in terminals."""
         super().__init_subclass__()
         if "to_text" in vars(cls):
             to_text = cls.to_text

@@ -41,7 +41,7 @@ def cut(text: str, most: int) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a finite number as it is, and ``None`` for whatever else."""
+    """Return a finite number as it is, and ``None`` for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None

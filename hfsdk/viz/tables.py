@@ -36,7 +36,7 @@ STATES = {
     "loaded": ("●", "hf-good"), "declared": ("○", "hf-dim"), "open": ("●", "hf-good"), "closed": ("–", "hf-dim"),
     "working": ("◐", "hf-busy"), "idle": ("●", "hf-good"),
 }  # fmt: skip
-"""Sign and colour of a state; its name always stands beside them."""
+"""Sign and colour of a state; its name always stands next to them."""
 
 
 def batch_html(data: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Adapters of low rank in the generating engine: vLLM's slots, written in place (on CUDA too).
 
-vLLM wraps every linear layer that may have an adapter and keeps room beside it for some, its *slots*::
+vLLM wraps every linear layer that may have an adapter and keeps room next to it for some, its *slots*::
 
     qkv_proj.base_layer.weight         [out, in]                     the base's, moved as ever
     qkv_proj.lora_a_stacked[part]      [slots, 1, padded rank, in]   one part each for q, k and v
@@ -9,7 +9,7 @@ vLLM wraps every linear layer that may have an adapter and keeps room beside it 
     adapter_targets(slot)   ...   the transport writes A and B   ...   finish_adapters(slot): B times its scale
 
 vLLM's own way to change an adapter reads a folder. Here every slot is told to vLLM once, as an adapter that it has loaded
-already, and a row of a batch names the slot or none. Ranks are padded to those that vLLM takes; the padding is zero.
+already, and a row of a batch names the slot or none. Ranks are padded to the next that vLLM takes; the padding is zero.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ asynchronous: it launches a step before it returns what the last one drew, so th
     host      launch 2 | take 1, agree | launch 3 | take 2, agree |
 
 Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate. On GPUs a
-rollout beside its trainer sleeps between phases (:mod:`hfsdk.engine.generation.vllm_sleep`)::
+rollout on its trainer's device sleeps between phases (:mod:`hfsdk.engine.generation.vllm_sleep`)::
 
     rest()   ... another phase ...   wake_weights()   weight_targets()   the transport writes   finish_update()   wake_cache()
 """
@@ -82,7 +82,7 @@ class Rollout:
         recorder: takes spans and progress.
         load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
         trained: whether a trainer of this process fills it at every waking, so that it may sleep (:func:`gpus.sleeps`).
-        lora: the adapters that rows may have beside the base.
+        lora: the adapters that rows may have on top of the base.
         adapters: how many of them it holds at once.
 
     Raises:

@@ -160,7 +160,7 @@ def engine_arguments(
 
 
 def _share(spec: ModelSpec, tp: int, dtype: str, cache: int, lora: LoRA | None, adapters: int) -> float:
-    """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
+    """Return the share of this GPU that vLLM is given: what the trainer leaves free, once torch has given back what it holds."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     numbers = sum(box.numel for box in vllm_boxes(spec, tp, 0))
@@ -178,7 +178,7 @@ def sleeps(device_type: str, trained: bool) -> bool:
 
 @contextmanager
 def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterator[str]:
-    """Give a folder for vLLM, which opens whatever a folder has: the checked config.json and, where asked for, the weights.
+    """Give a folder for vLLM, which opens everything that a folder has: the checked config.json and, where asked for, the weights.
 
     Raises:
         ModelNotFoundError: a file cannot be read, or config.json is of another model than was declared.

@@ -183,7 +183,7 @@ class Scorer:
 
     @contextmanager
     def _reading(self, read: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Have ``read`` between the model's logits and whoever takes them, for a while."""
+        """Have ``read`` between the model's logits and their reader, for a while."""
         compute = self._model.compute_logits
 
         def and_read(*args: Any, **more: Any) -> torch.Tensor | None:

@@ -1,7 +1,7 @@
 """The times of a span's ends: by the host's clock or, on a GPU, by events in the stream of its kernels.
 
-The host launches kernels and runs ahead of the GPU. By its clock a forward pass takes as long as launching it does, and whoever
-waits for the GPU next pays for it. An event fires when the GPU has done what was launched before it::
+The host launches kernels and runs ahead of the GPU. By its clock a forward pass takes as long as launching it does, and the span
+that waits for the GPU next pays for it. An event fires when the GPU has done what was launched before it::
 
     host             | forward | backward |                 optimizer (reads a norm: waits)             |
     GPU              [ kernels of forward      ][ of backward                     ][ of the optimizer ]

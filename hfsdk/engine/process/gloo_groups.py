@@ -7,7 +7,7 @@ device here; what they send and receive is the same.
 *Nobody else.* A device listens on a port for the other ranks of its groups. Gloo takes any connection there, asks for no secret and
 believes what comes: another user of the machine, or of the network, could take a rank's place. So::
 
-    the port is closed     a filter on the listening socket drops whoever asks, as if nobody listened
+    the port is closed     a filter on the listening socket drops every packet, as if nobody listened
     a group is made        its ranks meet in the store, open their ports, gloo connects every pair, the ports are closed again
     a group is proven      each rank sends each other the keyed hash of who it is; the key is new, and only the store has it
 

@@ -122,7 +122,7 @@ def goes_direct(givers: Collection[int], takers: Collection[int], cpus: Collecti
     """Return whether weights go straight from the workers of one pool to those of another, or by the object store.
 
     Straight is by NCCL, with both pools at it. A worker of both could not give and take at once; without GPUs the store's shared
-    memory is as near as a peer's, and whoever gives need not wait.
+    memory is as near as a peer's, and the giver need not wait.
 
     Args:
         givers: devices of the pool that gives.

@@ -85,7 +85,7 @@ def protect() -> None:
 
 @contextmanager
 def written_by(write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Iterator[None]:
-    """Have torch's object collectives on this thread carry what somebody else's code sends and Python literals cannot say.
+    """Have torch's object collectives on this thread carry what a library's code sends and Python literals cannot say.
 
     ``read`` must make nothing but what it knows, whatever the bytes are, and raise ValueError or ``pickle.UnpicklingError`` else.
     """

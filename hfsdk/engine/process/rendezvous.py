@@ -164,11 +164,11 @@ class Link:
 
 
 def meet(link: Link, rank: int, gpu: int | None = None, is_cut: Callable[[], bool] = lambda: False) -> ProcessGroup:
-    """Join the world of two pools, beside the world of this process's own; collective.
+    """Join the world of two pools, in addition to this process's own; collective.
 
     The default world is one to a process, so this one is made as vLLM makes its own
     (``stateless_init_torch_distributed_process_group``), with both backends of a pool's world, and torch's point-to-point
-    functions are told its ranks. Errors of NCCL are left to whoever uses the link: torch's watchdog would end this process, which
+    functions are told its ranks. Errors of NCCL are left to the user of the link: torch's watchdog would end this process, which
     lives on when the other pool is gone.
 
     Args:
@@ -224,7 +224,7 @@ def _await_all(store: Store, link: Link, is_cut: Callable[[], bool]) -> None:
 
 
 def part(group: ProcessGroup) -> None:
-    """Leave the world of two pools: whoever waits for this rank, and whatever it waits for itself in another thread, ends now."""
+    """Leave the world of two pools: every rank that waits for this one, and every wait of its own in another thread, ends now."""
     from torch.distributed import distributed_c10d as c10d
 
     c10d._world.pg_group_ranks.pop(group, None)

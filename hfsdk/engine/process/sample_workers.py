@@ -57,7 +57,7 @@ class _Worker:
     since: float = 0.0
 
     def end(self) -> int:
-        """Kill it with whatever it started, and return its exit code."""
+        """Kill it with everything that it started, and return its exit code."""
         if sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -123,7 +123,7 @@ class SampleWorkers:
             self._workers.pop().end()
 
     def _hand_out(self, waiting: deque[int], samples: Sequence[Sample]) -> None:
-        """Give what waits to those that are free, and start as many as there is work for."""
+        """Give waiting samples to free workers, and start as many as there is work for."""
         for worker in [w for w in self._workers if w.row is None and w.process.poll() is not None]:
             self._workers.remove(worker)  # it ended while it had nothing to do, e.g. for want of memory
             worker.end()

@@ -79,7 +79,7 @@ def stood_in(module: str) -> Iterator[None]:
     """Let imports of a module find a stand-in, unless it was imported before: each of its names is `NotImported`.
 
     For modules whose classes are only asked whether something is one, or written in annotations. The packages around the module
-    are not imported either. Whoever imports it afterwards gets the module.
+    are not imported either. An import after that gets the module.
     """
     if module in sys.modules:
         yield

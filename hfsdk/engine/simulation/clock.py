@@ -7,7 +7,7 @@ A machine without accelerators may have more workers than cores; then calls on d
 
 Ranks that wait (for the slowest of their stage, for inputs, for their turn) leave their core to the others, and so does a call
 until its dispatch is over; a CPU task counts as one more. How long a call takes therefore depends on what is submitted after it,
-so times are settled when somebody looks, over the calls of the last :data:`OPEN_STEPS` steps; older ones stay as they were.
+so times are settled at a look, over the calls of the last :data:`OPEN_STEPS` steps; older ones stay as they were.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def bases_elsewhere(estimates: Mapping[SimulatedRole, Estimate]) -> dict[str, st
 
 
 def base_moved(role: RoleSpec) -> dict[str, int]:
-    """Return the attribute of the span in which the base that adapters stand beside goes to the rollout."""
+    """Return the attribute of the span in which the base under adapters goes to the rollout."""
     assert role.model is not None
     assert role.rollout is not None
     return {BASE_COPIED: role.model.num_bytes(role.dtype) // role.rollout.tp}

@@ -214,7 +214,7 @@ class SimulatedRuntime:
     # -- calls
 
     def goes_direct(self, giver: Pool, taker: Pool) -> bool:
-        """Return False: what a shadow takes is priced as it is taken, whoever waits for whom."""
+        """Return False: what a shadow takes is priced as it is taken, in whatever order roles wait."""
         return False
 
     def call(self, work: Work) -> CallOutcome:
@@ -291,7 +291,7 @@ class SimulatedRuntime:
                 self._cores.settle()
 
     def set_fresh(self, role: str, *, adapters: bool = True) -> None:
-        """Say that a role's rollout has the trainer's weights, or those of them alone that its adapters stand beside."""
+        """Say that a role's rollout has the trainer's weights, or the base under its adapters alone."""
         with self._lock:
             state = self._roles[role]
             state.weights.fresh = state.weights.generating = adapters

@@ -142,7 +142,7 @@ def real_column(handle: SimulatedPart, name: str) -> Column:
     )
 
 
-# -- timelines of calls, and their spans, made when somebody looks
+# -- timelines of calls, and their spans, made at the first look
 
 Phases = Mapping[str, float]
 """Span name -> seconds, in order."""

@@ -250,7 +250,7 @@ def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summa
     Args:
         folder: the role's own.
         groups: the role's; each of its ranks reads a share of the files.
-        checked: whether somebody has compared them already.
+        checked: whether they were compared already.
 
     Raises:
         CheckpointError: on every rank, when there is none, or a file is missing or damaged.

@@ -1,6 +1,6 @@
 """Adapters of low rank on Megatron's parallel linears, for any layout; megatron-core has none of its own.
 
-One A and one B beside each linear, where tp cuts the weight's rows (qkv, fc1) or its columns (proj, fc2)::
+One A and one B on each linear, where tp cuts the weight's rows (qkv, fc1) or its columns (proj, fc2)::
 
     cut by rows      h = A x               A whole on every rank, on the input that tp ranks have alike; the gradient of h is
                      y = W x + s B h       summed over tp (one all-reduce of [tokens, rank] backward). B is cut as W's rows

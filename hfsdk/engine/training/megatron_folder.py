@@ -36,7 +36,7 @@ SPARE_BYTES = 1 << 20
 """Bytes of a model besides its numbers: config.json, the tokenizer."""
 
 CODE = "auto_map"
-"""Key under which files name code that loads them; it is not read here, and would be fetched by whoever trusts it."""
+"""Key under which files name code that loads them; it is not read here, and a reader that trusts it would fetch it."""
 
 
 def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
@@ -267,7 +267,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
 def write_folder(
     folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, bytes], source: Path
 ) -> list[str]:
-    """Write weights, JSON files and the tokenizer of ``source`` into a folder beside their places, and then put them there.
+    """Write weights, JSON files and the tokenizer of ``source`` into a folder next to their places, and then put them there.
 
     A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last. Returns why
     files of the tokenizer are left out, a sentence each.

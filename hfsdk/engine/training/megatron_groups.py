@@ -77,7 +77,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def forget_groups() -> None:
-    """Let go of all groups; for whoever ends the world, which ends them."""
+    """Let go of all groups; for the caller that ends the world, and them with it."""
     _ProcessGroups.world = None
     _ProcessGroups.groups.clear()
 

@@ -112,7 +112,7 @@ class SelectiveGPTModel(GPTModel):
     """``GPTModel`` whose output layer runs on selected positions only.
 
     Attributes:
-        adapters: those that are trained in place of the weights; ``None`` where there are none.
+        adapters: the ones that are trained in place of the weights; ``None`` where there are none.
     """
 
     adapters: AdapterSpec | None = None
@@ -437,7 +437,8 @@ class _SwiGLU(torch.autograd.Function):
 def make_inputs_again(linears: Iterable[torch.nn.Module]) -> None:
     """Have linears keep no output of :class:`Norm` or :func:`swiglu` for their backward pass: it is made again, bit for bit.
 
-    Whatever else is multiplied with the input in a linear's forward hooks that are there by now, as adapters are, is kept so too.
+    Everything else that is multiplied with the input in a linear's forward hooks that are there by now, as adapters are, is kept so
+    too.
     """
     for linear in linears:
         keeps = _Keeps()

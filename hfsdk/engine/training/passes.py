@@ -199,7 +199,7 @@ class Passes:
             safe.agree(self._groups.world, next(iter(failed), None))
 
     def _agreeing(self) -> AbstractContextManager[Any]:
-        """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""
+        """Record that ranks tell each other how a pass went: ranks that are ahead wait here for the others."""
         return self._recorder.span("agree") if self._groups.mesh.layout.size > 1 else nullcontext()
 
     def losses(
@@ -417,7 +417,7 @@ class Overlap:
 
     Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of
     the last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in
-    the same order. So buckets are started in the order of their numbers, each behind those before it, and whoever is done, or
+    the same order. So buckets are started in the order of their numbers, each behind those before it, and a rank that is done, or
     fails, starts the rest before it says so to the others.
 
     From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank

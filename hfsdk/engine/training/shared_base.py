@@ -114,7 +114,7 @@ class SharedWeights:
             self._base = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return them, whoever else has them."""
+        """Return the tensors, also where other roles have them."""
         return [parameter.data for _, parameter in _frozen(self._model)]
 
     @property
@@ -123,7 +123,7 @@ class SharedWeights:
         return (self._role,) if self._base is None else self._base.roles
 
     def counted_elsewhere(self) -> list[torch.Tensor]:
-        """Return those that another role has which came before this one."""
+        """Return the tensors of another role that came before this one."""
         if self._base is None:
             return []
         models = self._base.models

@@ -74,7 +74,7 @@ class Trainer:
 
     Attributes:
         num_updates: optimizer steps done.
-        frozen: of its weights those that nothing trains, which other roles may have too.
+        frozen: the weights that nothing trains, which other roles may have too.
         choices: what it does to be fast.
     """
 
@@ -378,7 +378,7 @@ class Trainer:
 
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
-        """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
+        """Bring what is offloaded and a call needs all along; AdamW's state travels during the passes, its step waits for it."""
         parts = [part for part in onloads(method, self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:

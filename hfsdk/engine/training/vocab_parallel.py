@@ -9,8 +9,8 @@ Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together
 (padding) take no part: probability zero, gradient zero.
 
 Where N x V is large (:data:`CHUNK_ELEMENTS`, :data:`CPU_CHUNK_ELEMENTS`), positions are taken some at a time and their
-probabilities made again for the gradient, from log Z: then the peak beside the logits and their gradient does not depend on N
-(3.25 chunks in float32, of which two are the same room throughout). Logits that nobody reads afterwards become their gradient.
+probabilities made again for the gradient, from log Z: then the peak in addition to the logits and their gradient does not depend on
+N (3.25 chunks in float32, of which two are the same room throughout). Logits that nobody reads afterwards become their gradient.
 
 Shapes: N positions, V columns of this rank.
 """
@@ -42,7 +42,7 @@ def log_probs_and_entropy(
         group: the tensor-parallel group, or ``None`` for one rank.
         entropy: whether to compute it (without, the second result is ``None``).
         overwrite: whether the gradient may take the place of the logits, where positions are taken some at a time: one array of
-            [N, V] less. A second backward pass raises then, as torch does for whatever was changed in place.
+            [N, V] less. A second backward pass raises then, as torch does for every tensor that was changed in place.
     """
     if group is not None and group.size() == 1:
         group = None
@@ -158,7 +158,7 @@ def _slope_of_chunk(
     slope: torch.Tensor, scratch: torch.Tensor, logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor,
     log_total: torch.Tensor, entropy: torch.Tensor, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Write the gradient of some real columns into ``slope``, which may be the logits; beside scratch at most one more is there.
+    """Write the gradient of some real columns into ``slope``, which may be the logits; at most one array beside scratch is there.
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """

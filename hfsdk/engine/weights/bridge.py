@@ -1,7 +1,7 @@
 """Weights on their way to another pool, whose processes share no process group with those who hold them.
 
-They go by the plan: every rank puts the boxes it is to give into its node's object store, those that the same ranks need as one
-object, and whoever needs an object maps it and copies its boxes to their places::
+They go by the plan: every rank puts the boxes it is to give into its node's object store, boxes that the same ranks need as one
+object, and a rank that needs an object maps it and copies its boxes to their places::
 
     pool "train", tp2                  object stores                       pool "rollout", tp2 x 2: ranks 2 to 5 of the plan
     rank 0: upper halves, norms  -->   for 2 and 4: upper halves     -->   rank 2 and rank 4

@@ -151,7 +151,7 @@ class _Use:
 class DirectLinks:
     """The links that a worker has joined, each made at its first use and kept for the next.
 
-    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went
+    A rank that fails leaves its link, so that ranks that wait for it fail too, and so on: a link is whole or gone, and what went
     over it is there on all ranks or has failed on all.
     """
 

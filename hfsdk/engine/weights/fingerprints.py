@@ -4,8 +4,8 @@ Of a box of a Hugging Face tensor x, with the bits of a number read as a whole n
 
     F_l(box) = sum over i, j in the box of  bits(x[i, j]) * r_l[i] * c_l[j]      l = 0, 1; i, j count in the whole tensor
 
-r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, whoever holds them
-and in whatever order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
+r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, on any ranks
+and in any order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
 2^32, is multiplied by odd numbers; rows that changed places, a stride, a box of an older version are missed about once in 2^64, and
 once in 2^32 where numbers have 16 bits, as the lower half of a sum says nothing then. (Additive hashes of sets: Bellare and
 Micciancio, EUROCRYPT 1997.)

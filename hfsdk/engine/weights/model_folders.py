@@ -104,7 +104,7 @@ def read_pieces(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
 
 
 class Receiver:
-    """A receiver that takes a folder in, piece by piece, into a temporary folder beside its place."""
+    """A receiver that takes a folder in, piece by piece, into a temporary folder next to its place."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest

@@ -1,4 +1,4 @@
-"""A role that moves to a pool on other devices: its state, straight from the ranks that have it to those that shall.
+"""A role that moves to a pool on other devices: its state, straight from the ranks that have it to the ranks that need it.
 
 Nothing is copied on the way. What a rank gives is its share (``shares.py``) where it lies, weights, masters and moments; what one
 takes is written where its own share lies, and data-parallel ranks then give each other the rest::

@@ -12,7 +12,7 @@ A tensor keeps its identity: only its storage is emptied and filled again, so pa
 Without CUDA the host's memory is the device's: everything happens as it would, and nothing is saved.
 
 On a GPU the host's memory is pinned, and kept for the next round. Copies run on a stream of their own, so that neither the host nor
-the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels beside the passes, what leaves does so beside the
+the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels during the passes, what leaves does so during the
 call after::
 
     compute   | forward, backward ......... (wait) AdamW ......... | the next call

@@ -42,7 +42,7 @@ class Residency:
         plan: the transition to the rollout.
         rank: this rank in it.
         trainer: Megatron's parameters by local name: the parameters themselves, not their ``.data``.
-        rollout: vLLM's parameters by name; those that lie alike are given the trainer's storage here, the others emptied.
+        rollout: vLLM's parameters by name; parameters that lie alike are given the trainer's storage here, the others emptied.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Residency:
         return copied
 
     def bytes_beside(self) -> int:
-        """Return the bytes that are there beside the trainer's storages; may be asked from another thread at any time."""
+        """Return the bytes that are there in addition to the trainer's storages; may be asked from another thread at any time."""
         trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))
         aside = sum(values.nbytes for _, _, values in list(self._aside))
         return aside + sum(size for at, size in rollout.items() if at not in trainer)

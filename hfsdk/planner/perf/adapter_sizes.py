@@ -1,6 +1,6 @@
 """The cost of adapters of low rank on a rank: numbers, bytes that travel, messages; counted from boxes, one layer of each.
 
-Beside a linear that tp cuts by rows A is whole on every rank and B is cut; beside one cut by columns A is cut and B is whole
+On a linear that tp cuts by rows A is whole on every rank and B is cut; on one cut by columns A is cut and B is whole
 (:mod:`hfsdk.engine.training.megatron_adapters`, whose two sums of [tokens, rank] are counted here)::
 
     cut by rows      q, k, v, gate, up      the gradient of h is summed over tp     one message backward
@@ -39,7 +39,7 @@ def layer_numbers(adapters: AdapterSpec, tp: int) -> int:
 
 
 def trained_numbers(role: RoleSpec, layout: Layout) -> int:
-    """Return what is trained beside a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
+    """Return what is trained on top of a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
     assert role.model is not None
     assert role.lora is not None
     adapters = AdapterSpec.of(role.model, role.lora)

@@ -48,7 +48,7 @@ def exchanged_rows(spec: ModelSpec, ep: int, beside: int, once: bool) -> tuple[f
     Args:
         spec: the model.
         ep: ranks that share the experts.
-        beside: of these, ranks on one node, the rank itself included.
+        beside: the number of these ranks on one node, the rank itself included.
         once: whether several experts on a rank, or on another node, get one copy together, which that node's ranks pass on
             (DeepEP; DeepSeek-V3, arXiv 2412.19437, section 3.2.2); otherwise each of the k experts gets its own, wherever it is.
     """

@@ -12,9 +12,9 @@ Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk
 them. A rollout has a base of its own, and room for one adapter of a padded rank.
 
 What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
-rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there; while it
-is given weights that are offloaded, both are. AdamW has temporaries while it steps (:func:`adamw_temporary_bytes`); by then
-activations are gone, so the larger of the two counts::
+rollout that shares a device with its trainer sleeps: its weights and cache are there while it generates, and not while a trainer
+works there; while it is given weights that are offloaded, both are. AdamW has temporaries while it steps
+(:func:`adamw_temporary_bytes`); by then activations are gone, so the larger of the two counts::
 
     between calls      stays     of weights, gradients, optimizer what is not offloaded
     training           comes     weights, gradients, optimizer; the latter with AdamW(offload=True) for the step alone
@@ -64,7 +64,7 @@ CUDA_GRAPH_BYTES = 500 * 10**6
 """vLLM's graphs for batches of up to 64 sequences: 0.21 GiB for a 1B (vLLM pull request 11349), 0.36 GiB a rank on tp2 (gpustack's
 runner, pull request 251). Not measured here."""
 GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
-"""A worker process on a GPU, beside the tensors of its roles."""
+"""A worker process on a GPU, in addition to the tensors of its roles."""
 ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
 """Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
 (``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
@@ -224,7 +224,7 @@ def role_bytes(
 
 
 def bases_once(roles: Iterable[RoleSpec], estimates: Mapping[str, MemoryEstimate]) -> dict[str, MemoryEstimate]:
-    """Return what roles hold on a device, where those that begin with the same frozen base have it once.
+    """Return what roles hold on a device, where roles that begin with the same frozen base have it once.
 
     Args:
         roles: in filled layouts, all on one pool (or on another that has the device as well).
@@ -409,7 +409,7 @@ def _table(group: Sequence[DeviceMemory]) -> str:
 
 
 def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placement) -> str:
-    """Name the steps that help, those that help most first."""
+    """Name the steps that help, the ones that help most first."""
     options: dict[str, int] = {}
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)

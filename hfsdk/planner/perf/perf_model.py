@@ -144,7 +144,7 @@ class PerfModel:
         return forward, backward + self._exposed(setup.summed_bytes / self._rate(setup.links.dp), hides)
 
     def _exposed(self, seconds: float, hides: float) -> float:
-        """Seconds of a collective that show beside work of ``hides`` seconds."""
+        """Seconds of a collective that are not hidden by work of ``hides`` seconds."""
         return max(self.exposed_reduction * seconds, seconds - hides) if hides else seconds
 
     def _pass(
@@ -178,7 +178,7 @@ class PerfModel:
         # without a kernel that keeps scores on the chip they are plain products, of the whole square
         attention *= efficiency / (self.attention_efficiency * traits.attention) if traits.flash_attention else 2.0
         flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
-        inside = spec.num_layers / every  # adapters and experts are in layers only, and not beside the output layer
+        inside = spec.num_layers / every  # adapters and experts are in layers only, and not at the output layer
         adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
         layer_read = setup.layer_parameters + inside * more_read(spec, largest, layout.ep)
@@ -198,7 +198,7 @@ class PerfModel:
         for layer_sums in sums:
             sent = adapted * layer_sums.numbers * setup.bytes_each
             seconds += float(all_reduce(sent, tp, setup.links.tp, layer_sums.messages * layer_passes, reached))
-        if layout.cp > 1:  # beside attention, which hides as much of it as takes no longer
+        if layout.cp > 1:  # at the same time as attention, which hides as much of it as takes no longer
             ring = ring_pass(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
             seconds += max(0.0, ring - times * attention / (tp * setup.peak_flops * efficiency))
         if layout.ep > 1:
@@ -348,7 +348,8 @@ class PerfModel:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
         ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights, with ``first``
-        also those that nothing trains. ``lengths`` are those of prompts and responses together, where they were summed before.
+        also the weights that nothing trains. ``lengths`` are those of prompts and responses together, where they were summed
+        before.
         """
         kind = method_of(method)
         if kind.generates:

@@ -409,7 +409,7 @@ class Setup:
 
     @property
     def forwards_again(self) -> float:
-        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
+        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small in comparison)."""
         mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_width_per_token
         return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
 

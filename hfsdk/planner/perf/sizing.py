@@ -1,8 +1,8 @@
 """``sized``: how many sequences and how much key/value cache every rollout gets, chosen once when roles are placed.
 
 What is left open comes from the memory that is there while a rollout generates, by the phases of :mod:`hfsdk.planner.perf.memory`.
-A rollout that sleeps beside its trainer has all that does not stay; one that never sleeps leaves room for the greediest call of any
-role on its device. Rollouts that are awake at the same time get equal parts::
+A rollout that sleeps while its trainer works has all that does not stay; one that never sleeps leaves room for the greediest call
+of any role on its device. Rollouts that are awake at the same time get equal parts::
 
     80 GB        colocated, sleeps                            a pool of its own
     8 %          kept free                                    kept free
@@ -105,7 +105,7 @@ def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> Rollou
 def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Free]:
     """Return, for each rollout of a device that waits for its cache, the bytes for it and for what vLLM works with.
 
-    ``device`` counts the least cache for each of them (:func:`with_least`). Nobody gets less than that, whatever is free.
+    ``device`` counts the least cache for each of them (:func:`with_least`). No rollout gets less than that, however little is free.
     """
     waiting_roles = {name: device.roles[name] for name in waiting if name in device.roles}
     asleep = [name for name, estimate in waiting_roles.items() if estimate.asleep]
@@ -116,7 +116,7 @@ def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Fre
     def part(name: str, exists: int) -> int:
         room = exists - taken_bytes
         parts = [(room - waiting_roles[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
-        if name in awake:  # beside the one that sleeps, while that one generates
+        if name in awake:  # at the same time as the one that sleeps, while that one generates
             parts += [(room - waiting_roles[other].asleep, len(awake) + 1) for other in asleep]
         return waiting_roles[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
 

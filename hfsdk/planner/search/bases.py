@@ -4,7 +4,7 @@ What items hold depends then on each other's layouts. A search bounds it from be
 and the base of the one whose least is most::
 
     actor      adapters, moments     base, tp8            least of the three together: 1 + 1 + 0 GB of their own, and the base once
-    critic     adapters, moments     base, tp8 or tp4     in tp8, critic tp4: the base of tp4 beside that of tp8
+    critic     adapters, moments     base, tp8 or tp4     in tp8, critic tp4: the base of tp4 and that of tp8
     reference                        base, tp8
 """
 
@@ -45,7 +45,7 @@ def least_of(candidates: Candidates) -> Least:
 
 
 def least_of_all(least: Mapping[int, Least], groups: Sequence[int], *, but: int = -1) -> Array:
-    """Return the least bytes that items hold together on a device; with ``but`` beside that item, which holds its base itself.
+    """Return the least bytes that items hold together on a device; with ``but``: next to that item, which holds its base itself.
 
     Args:
         least: of every item there, by number.

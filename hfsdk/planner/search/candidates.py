@@ -170,7 +170,7 @@ class Tables:
     least: bool = False
     """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
     alone: bool = True
-    """Whether they are timed with the cache that they have beside their own role alone, and not with what they should have."""
+    """Whether they are timed with the cache that they have with their own role alone, and not with what they should have."""
     step: int = -1
     """Number of the step of the run whose response lengths are generated; -1: seconds are the mean over all that are known."""
     num_predicted: int = 0
@@ -204,7 +204,7 @@ class Tables:
     ) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits.
 
-        Where other items begin with the same frozen base (``shares``) they are compared among those that cut it alike.
+        Where other items begin with the same frozen base (``shares``) they are compared among candidates that cut it alike.
         """
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()

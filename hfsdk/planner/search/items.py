@@ -194,7 +194,7 @@ def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Gr
             homes = [-1] * len(blocks)
             for part, host in zip(parts, chosen, strict=True):
                 homes[part] = host
-            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
+            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs at the same time as a part that is alone
                 continue
             groupings.append(Grouping(blocks, tuple(homes)))
     return tuple(groupings)

@@ -153,7 +153,7 @@ class Leaf:
         return candidates
 
     def _beside_others(self, candidates: Sequence[Candidates]) -> list[Candidates]:
-        """Leave out candidates that do not fit beside the least that others hold on the same device."""
+        """Leave out candidates that do not fit together with the least that others hold on the same device."""
         groups = self.space.base_groups
         of_item = [{i: least_of(candidates[i]) for i in block} for block in self.blocks]
         least = [float(least_of_all(least_bytes, groups)) for least_bytes in of_item]
@@ -183,7 +183,7 @@ class Leaf:
         return replace(candidates, seconds=candidates.seconds + np.outer(more, syncs))
 
     def _promising(self, candidates: Sequence[Candidates], limit: float) -> list[Candidates]:
-        """Leave out the candidates with which the step is too long whatever the others do."""
+        """Leave out the candidates with which the step is too long with any of the others."""
         counts = [len(layouts) for layouts in candidates]
         chosen = np.full((sum(counts), len(counts)), -1)
         first = np.cumsum([0, *counts])

@@ -122,7 +122,7 @@ def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores
     ::
 
         4 workers on 2 cores      pool of 3, alone       2/3 of its speed
-                                  beside a pool of 1     both at half speed, until one of them is done
+                                  with a pool of 1       both at half speed, until one of them is done
 
     All workers of a job are taken to have as much to do as its slowest one; the simulated runtime replays rank by rank.
 

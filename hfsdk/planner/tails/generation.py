@@ -4,7 +4,7 @@
 
     own queues      replica 0  a b c d .........      rows are dealt before anybody knows how long they are
                     replica 1  e f g h ==============
-    one queue       whoever has room takes the next; a replica that has none left takes half of the fullest one's
+    one queue       a replica with room takes the next; a replica that has none left takes half of the fullest one's
     gathered        once all that is left fits on fewer replicas, it goes there, and the others are free
 """
 

@@ -66,8 +66,9 @@ class LongTails:
 
         Returns:
             seconds of a step; ``speedup``, in trained tokens a second, over the synchronous one; ``tokens_per_device_s``, response
-            tokens that are trained on per second and device; generation_s, rest_s (beside generation where that is on other
-            devices), moving_s; ``stale_share`` of trained tokens that an older policy wrote; ``idle_share`` of device-seconds; how.
+            tokens that are trained on per second and device; generation_s, rest_s (at the same time as generation where that is on
+            other devices), moving_s; ``stale_share`` of trained tokens that an older policy wrote; ``idle_share`` of
+            device-seconds; how.
         """
         import pandas as pd
 
@@ -112,8 +113,8 @@ def long_tails(
     performance model's.
 
     - *synchronous*: every replica has its own rows, and the step waits for the last one.
-    - *shared queue*: whoever has room takes the next row; a replica that has none left takes half of the fullest one's, with their
-      keys and values (a pool of all caches; Seer, arXiv 2511.14617).
+    - *shared queue*: a replica with room takes the next row; a replica that has none left takes half of the fullest one's, with
+      their keys and values (a pool of all caches; Seer, arXiv 2511.14617).
     - *partial rollouts*: more prompts than needed are under way, all are stopped when enough are complete, and go on in the next
       step (APRIL, arXiv 2509.18521; Kimi k1.5, 2501.12599).
     - *one step off-policy*: rows for the next step are generated on devices of their own while this one is trained (as in

@@ -3,7 +3,7 @@
 ::
 
     synchronous        | weights | all rows, each replica its own ......... | the rest |
-    shared queue       | weights | all rows, whoever has room ...... | the rest |
+    shared queue       | weights | all rows, where there is room .... | the rest |
     partial rollouts   | weights | more rows, stopped when enough | the rest |     what is left goes on in the next step
     one step off       | the next step's rows, on devices of their own .... | weights |
                        | the rest, on the others |
@@ -39,7 +39,7 @@ class SchemeStep:
     generation_s: float
     """Seconds until the last response that the step waits for."""
     rest_s: float
-    """Seconds of everything else that the step computes; beside generation where that is on other devices."""
+    """Seconds of everything else that the step computes; at the same time as generation where that is on other devices."""
     moving_s: float
     """Weights, states, and nothing else meanwhile."""
     response_tokens: float
@@ -93,7 +93,8 @@ def partial_off(case: TailCase, over_sampling: float) -> SchemeStep | None:
     """Return a step whose prompts were completed by partial rollouts, on devices of their own, while the one before was trained.
 
     Both together, as AReaL interrupts its rollouts (arXiv 2505.24298): rows are stopped when the trainer is done and enough prompts
-    have all of theirs, and go on with the new weights. Whoever waits for the trainer goes on generating, as long as there are rows.
+    have all of theirs, and go on with the new weights. Replicas that wait for the trainer go on generating, as long as there are
+    rows.
     """
 
     def steps_of(generating: int) -> Iterator[SchemeStep]:

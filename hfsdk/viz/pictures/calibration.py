@@ -1,6 +1,6 @@
 """The calibration picture: seconds of every call as measured, and as predicted before and after the model was fitted.
 
-Measured bars are solid, predicted ones hatched; beside them the error before and after, below them the constants that changed.
+Measured bars are solid, predicted ones hatched; next to them the error before and after, below them the constants that changed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ HOLDERS = {
     "rollout": ("#4f9d55", "in the rollout alone"),
     "shared": ("#7a6cc9", "one storage for both"), "aside": ("#8c6d46", "kept aside while generating"),
 }  # fmt: skip
-"""Colour and words of those that hold weights, left to right."""
+"""Colour and words of the holders of weights, left to right."""
 MOST_RANKS = 32
 
 
@@ -48,7 +48,7 @@ class CensusView(TypedDict):
     left_out: int
     """Ranks that are not drawn: those with the least."""
     base_of: list[str]
-    """Roles that have the frozen weights beside adapters together."""
+    """Roles that share the frozen weights under adapters."""
     redundant_bytes: int
     most_bytes: int
 

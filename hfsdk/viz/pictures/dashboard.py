@@ -131,7 +131,7 @@ class DashboardPicture(Picture):
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, or ``None`` for whatever else."""
+    """Return a finite number, or ``None`` for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

@@ -38,7 +38,7 @@ class DeviceMemoryView(TypedDict):
     calls: list[dict[str, Any]]
     """``{"row", "call", "start_s", "end_s", "<part>_bytes", ..., "rss_bytes", ...}``: the tensors when the call had ended.
 
-    ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of those that are.
+    ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of the bytes that are.
     """
     bases: list[str]
     """The roles of each frozen base that is there once for several: ``"actor, critic, reference"``."""

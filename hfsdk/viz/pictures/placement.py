@@ -24,7 +24,7 @@ from hfsdk.viz.frame import Picture, bytes_text, role_colors
 from hfsdk.viz.plain import clean, cut, finite, letters
 
 WIDTH = 980
-"""Nodes that do not fit beside each other go below."""
+"""Nodes that do not fit side by side go below."""
 
 
 def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:

@@ -19,7 +19,7 @@ from hfsdk.viz.plain import cut, finite
 
 COLORS = {"scored": "#3b76c4", "flat": "#b06a00", "failed": "#c4291c", "unscored": "#77808a"}
 MOST_SAMPLES = 600
-"""Samples that are drawn: those that failed or were not scored, the slowest, and of the others every so many."""
+"""Samples that are drawn: samples that failed or were not scored, the slowest, and of the others every so many."""
 MOST_TEXT = 160
 
 PANELS = {

@@ -114,7 +114,7 @@ class VariantView(TypedDict):
     boxes: list[int] | None
     """How many boxes are proven, unproven and wrong; ``None`` of a plan."""
     wrong: list[str]
-    """The first of those that are wrong: where, from which rank to which, both fingerprints."""
+    """The first of the wrong boxes: where, from which rank to which, both fingerprints."""
 
 
 class ReshardView(TypedDict):
@@ -131,7 +131,7 @@ class ReshardView(TypedDict):
 
 
 def reshard_view(*plans: ReshardPlan | ReshardReport) -> ReshardView:
-    """Return the view of a plan, of what was measured beside it, or of several plans to choose from.
+    """Return the view of a plan, of a plan with its measurements, or of several plans to choose from.
 
     Raises:
         OptionError: nothing was given, something else, or plans for other numbers of ranks.
@@ -378,7 +378,7 @@ def _label(tensor: str) -> str:
 
 
 class ReshardPicture(Picture):
-    """A plan, what was measured beside it, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
+    """A plan, with its measurements, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
 
     name: ClassVar[str] = "reshard"
 

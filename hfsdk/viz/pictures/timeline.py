@@ -596,8 +596,8 @@ def pipelines_of(trace: Trace) -> list[PipelineRow]:
 def critical_rows(trace: Trace) -> tuple[list[int], bool, str]:
     """Return the rows (of ``to_pandas``) of the calls that decided how long the trace took, whether others did not, and words.
 
-    The words say how many of the calls these are; they are empty where no call has ended. Beside measured calls, predicted ones
-    do not count.
+    The words say how many of the calls these are; they are empty where no call has ended. Where there are measured calls, predicted
+    ones do not count.
     """
     path = {id(span) for span in trace.critical_path()}
     ended = [span for span in trace.calls if span.end_ns is not None]
