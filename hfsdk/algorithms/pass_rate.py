@@ -57,7 +57,7 @@ def pass_rates(batch: Batch, k: Sequence[int], pass_score: float) -> dict[str, f
     if max(k, default=0) > most:
         largest = max(k)
         raise OptionError(
-            f"pass@{largest} needs as many responses to a prompt; none has more than {most}: generate with n={largest}"
+            f"pass@{largest} needs {largest} responses to a prompt; no prompt has more than {most}: generate with n={largest}"
         )
     return rates
 
@@ -81,5 +81,5 @@ def pass_at_k(n: Index, c: Index, k: Index) -> float:
         OptionError: not ``0 <= c <= n`` and ``1 <= k <= n``.
     """
     if not (0 <= c <= n and 1 <= k <= n):
-        raise OptionError(f"pass@k is of c right responses among n, and of 1 to n of them; got n={n}, c={c}, k={k}")
+        raise OptionError(f"pass@k needs c right responses among n, with c from 0 to n and k from 1 to n; got n={n}, c={c}, k={k}")
     return (comb(n, k) - comb(n - c, k)) / comb(n, k)

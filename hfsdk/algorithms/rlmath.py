@@ -369,7 +369,7 @@ def sequence_sum(x_T: Tensor, lengths_N: Tensor) -> Tensor:
 
 def _clamped(log_ratio_T: Tensor, clamp: str) -> Tensor:
     if clamp not in LOG_RATIO_CLAMPS:
-        raise OptionError(f"a log-ratio is cut above, both or none; got {clamp!r}")
+        raise OptionError(f"the bounds of a log-ratio are above, both or none; got {clamp!r}")
     if clamp == "none":
         return log_ratio_T
     return log_ratio_T.clamp(min=-MAX_LOG_RATIO if clamp == "both" else None, max=MAX_LOG_RATIO)

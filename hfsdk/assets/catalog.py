@@ -71,8 +71,8 @@ def checked(folder: Path, name: str) -> Path:
     names = file_names(folder)
     if "adapter_config.json" in names and "config.json" not in names:
         raise ModelNotFoundError(
-            f"asked for the model {name!r}; {folder} has adapters of one, and not its weights. Declare the model that they stand "
-            f"beside, with them: session.actor(model, lora={name!r})"
+            f"asked for the model {name!r}; {folder} has adapters of a model, and not its weights. Declare the model "
+            f"with them: session.actor(model, lora={name!r})"
         )
     if "config.json" not in names:
         raise ModelNotFoundError(

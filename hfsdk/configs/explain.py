@@ -238,7 +238,7 @@ def explain(
     """
     devices = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
     if gpu not in DEVICES:
-        raise OptionError(f"gpu={shown(gpu)} is no device that is known; {nearest(gpu, DEVICES)}")
+        raise OptionError(f"gpu={shown(gpu)} is no known device; {nearest(gpu, DEVICES)}")
     if callable(getattr(config, "step", None)) and not isinstance(config, type):
         return _own(config, session, prompts, prompt_tokens, system)
     opened = open_config(config, overrides, system)

@@ -136,7 +136,7 @@ def system_named(system: str) -> str:
     plain = {re.sub(r"[^a-z]", "", known_name.lower()): known_name for known_name in SYSTEMS}
     wanted = re.sub(r"[^a-z]", "", system.lower())
     if wanted not in plain:
-        raise OptionError(f"system={shown(system)} is none that is read; {nearest(system, SYSTEMS)}")
+        raise OptionError(f"system={shown(system)} is not read; {nearest(system, SYSTEMS)}")
     return plain[wanted]
 
 
@@ -434,7 +434,8 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     if not counts[best]:
         has = ", ".join(list(keys)[:5]) or "no keys"
         raise OptionError(
-            f"{name} is of no system that is read ({READ}, hfsdk): it has {has}. If it is of one of them, say which: system='verl'."
+            f"{name} has no keys of a system that is read ({READ}, hfsdk): it has {has}. If it is of one of them, say which: "
+            "system='verl'."
         )
     if best == "NeMo-RL" and _has_parts(keys, "sft.", "dpo.", "rm.", "distillation.") and not _has_parts(keys, "grpo.", "ppo."):
         raise _not_read(name, OTHERS_OF_NEMO)

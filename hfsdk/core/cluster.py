@@ -214,7 +214,7 @@ class ClusterSpec:
         """
         nodes = [self._known(node) for node in nodes]
         if not nodes:
-            raise OptionError("links are between nodes; nodes names none")
+            raise OptionError("the links between nodes need at least one node; nodes is empty")
         if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
             return self.intra_node, self.inter_node
         return _slowest_links([self.node_devices[node] for node in nodes])

@@ -92,11 +92,11 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
     chat = Chat(messages=read_messages(value, what))
     if tools is not None and len(listed := _parsed(tools) if isinstance(tools, str) else without_nulls(_plain(tools))):
         if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-            raise OptionError(f"{TOOLS} beside {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
+            raise OptionError(f"the {TOOLS} of {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
         chat["tools"] = listed
     if options is not None and len(named := _plain(_parsed(options))):
         if not isinstance(named, dict) or named.keys() & {"conversation", "messages", "tokenize", "add_generation_prompt"}:
-            raise OptionError(f"{OPTIONS} beside {what} are {shown(options)}; give a dict of options of the chat template")
+            raise OptionError(f"the {OPTIONS} of {what} are {shown(options)}; give a dict of options of the chat template")
         chat["options"] = {name: item for name, item in named.items() if item is not None}
     return chat
 
@@ -114,7 +114,7 @@ def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
     """
     if isinstance(said, str) and said.strip() and not any(message["role"] == SYSTEM for message in messages):
         raise OptionError(
-            f"{what} has the column {SYSTEM}, {shown(said)}, which goes into no prompt: it would be left out. Make it the first "
+            f"{what} has the column {SYSTEM}, {shown(said)}, which would be left out of the prompt. Make it the first "
             "message, {'role': 'system', 'content': ...}, or rename the column to pass it on"
         )
 
@@ -160,10 +160,10 @@ def _message(turn: Mapping[str, Any], what: str) -> Message:
         content = "".join(_part(part, f"part {k} of {what}") for k, part in enumerate(content))
     if content is not None and not isinstance(content, str):
         raise OptionError(
-            f"{what} has the content {shown(content)}; role and content are texts. Of a table or a dict make one: json.dumps(...)"
+            f"{what} has the content {shown(content)}; role and content are texts. Turn a table or a dict into one: json.dumps(...)"
         )
     if content is None and not calls:
-        raise OptionError(f"{what} is {shown(dict(turn))}, without a text; role and content are texts, but beside tool_calls")
+        raise OptionError(f"{what} is {shown(dict(turn))}, without a text; only a message with tool_calls may have none")
     return {"role": role, "content": content, **{key: value for key, value in fields.items() if key not in ("role", "content")}}
 
 

@@ -218,10 +218,10 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
     if not judged:
         raise OptionError(f"{path} has format {baseline['format']}; this version of hfsdk reads format {FORMAT}. Write it again.")
     if then != steps:
-        raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Take as many, or write another one.")
+        raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Use steps={then}, or write another.")
     for name, options in algorithms.items():
         if not _same(judged.get(name, options), options):
-            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give it a name of its own.")
+            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Name these options otherwise.")
     return baseline
 
 

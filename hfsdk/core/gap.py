@@ -160,7 +160,7 @@ class Gap:
             places = np.concatenate([np.arange(n) for n in self.lengths]) if len(self.lengths) else rows
             columns = {"sample": rows, "position": places, "trainer": self.trainer, "recorded": self.recorded, "gap": self.gap}
             return pd.DataFrame({**columns, **self.parts})
-        raise OptionError(f"to_pandas({shown(what)}): there are 'causes', 'tokens' and 'layers'")
+        raise OptionError(f"to_pandas takes 'causes', 'tokens' or 'layers'; got {shown(what)}")
 
     def view(self) -> dict[str, Any]:
         """Return what a picture shows, as plain data."""

@@ -132,8 +132,8 @@ class LoRA(NamedFields):
             stabilised, rank, alpha = flag_of(config, str(path), "use_rslora"), config.get("r"), config.get("lora_alpha")
             if alpha == 0:
                 raise OptionError(
-                    "lora_alpha=0 multiplies adapters by 0, in peft too; verl has written it whatever it trained with. Write "
-                    "the training's alpha there"
+                    "lora_alpha=0 multiplies adapters by 0, in peft too; verl has written it for every alpha. Write the "
+                    "training's alpha there"
                 )
             return cls(rank=rank, alpha=alpha, targets="linear" if every else targets, rank_stabilised=stabilised)  # type: ignore[arg-type]
         except (OptionError, UnsupportedModelError) as error:

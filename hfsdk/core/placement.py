@@ -104,7 +104,7 @@ class Placement:
             PlacementError: an unknown preset, a forgotten or unknown role, or more devices than there are.
         """
         if not roles:
-            raise PlacementError("a placement is of roles; roles names none")
+            raise PlacementError("a placement needs at least one role; roles is empty")
         if isinstance(what, Placement):
             what.check(roles, num_devices)
             return what
@@ -220,8 +220,8 @@ class Placement:
         first = whole.devices.index(pool.devices[0]) if whole and pool.devices and pool.devices[0] in whole.devices else 0
         if whole is None or whole.devices[first : first + pool.size] != pool.devices:
             raise PlacementError(
-                f"pool {pool.name!r} on devices {pool.devices} is said to be within {pool.within!r}, which is "
-                f"{whole.devices if whole else 'no pool of this placement'}; a part is a run of another pool's devices"
+                f"pool {pool.name!r} has devices {pool.devices}; within {pool.within!r} they must be a run of its devices: "
+                f"{whole.devices if whole else 'no pool of this placement'}"
             )
 
     @checked(error=PlacementError)

@@ -196,8 +196,8 @@ def check_no_question(values: Mapping[str, Any], of: str) -> None:
     named = [name for name, value in values.items() if isinstance(value, (str, list, tuple, np.ndarray)) and len(value)]
     if named:
         raise OptionError(
-            f"{of} has no prompt, and {' and '.join(named)} beside its responses, which would be left out: only what both "
-            "responses begin with would be the prompt. Make a column prompt of them, or rename what is no part of it"
+            f"{of} has no prompt: its prompt would be what both responses begin with, and {' and '.join(named)} would be left "
+            "out. Make a column prompt of them, or rename what is no part of it"
         )
 
 

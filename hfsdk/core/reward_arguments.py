@@ -27,7 +27,9 @@ def check_reward_function(function: Callable[..., Any], kind: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some that are written in C
-        raise OptionError(f"the {kind} function {name} does not say what it takes; wrap it: {FORMS.format(name='score')}") from None
+        raise OptionError(
+            f"the {kind} function {name} does not show its arguments; wrap it: {FORMS.format(name='score')}"
+        ) from None
     parameters = signature.parameters
     by_name = "completions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not by_name and _sole_argument(parameters) is None:

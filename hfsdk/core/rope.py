@@ -91,7 +91,7 @@ def rope_parameters(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise UnsupportedModelError(
-            f"{name} has rope parameters {shown(rope)}; hfsdk runs a mapping of them that is for all layers. Use another model."
+            f"{name} has rope parameters {shown(rope)}; hfsdk takes one mapping of them for all layers. Use another model."
         )
     return rope
 

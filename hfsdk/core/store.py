@@ -232,16 +232,14 @@ def store_path(address: str) -> StorePath:
     """
     parts = ADDRESS.fullmatch(address)
     if parts is None or "::" in address:
-        raise OptionError(
-            f"an address in an object store is one like 's3://bucket/runs/1'; got {_without_secrets(address)[:100]!r}"
-        )
+        raise OptionError(f"an address in an object store looks like 's3://bucket/runs/1'; got {_without_secrets(address)[:100]!r}")
     if any(sign in address for sign in "*[]"):
         raise OptionError(
             f"an address in an object store has no '*', '[' or ']', which fsspec takes for patterns; got {address[:100]!r}"
         )
     if "?" in address or "#" in address or re.match(r"[^/]*:[^/]*@", parts[2]):
         raise OptionError(
-            f"an address in an object store has no password and no '?' or '#', for messages show it. Give {parts[1]}:// its "
+            f"an address in an object store must have no password, '?' or '#': messages show it. Give {parts[1]}:// its "
             "credentials as its own package takes them, e.g. in environment variables or a file, on every node"
         )
     place = StorePath(address.rstrip("/"))
@@ -290,8 +288,8 @@ def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any
         _stores.pop(protocol, None)
         why = _without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:MOST_CHARACTERS].rstrip(".")
         raise CheckpointError(
-            f"{path} cannot be {done} from {platform.node()}: {why}. See that the address is right, and that this node reaches the "
-            "store, with credentials that may do that."
+            f"{path} cannot be {done} from {platform.node()}: {why}. Check the address, the way to the store from this "
+            "node, and what its credentials allow."
         ) from None
 
 

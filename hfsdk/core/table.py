@@ -130,7 +130,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
         if not is_whole(row):
             raise ColumnError(f"row must be a whole number; got row={shown(row)}")
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"row {row} does not exist; the column has {len(self)} rows")
         row %= len(self)
         return self.flat[self.offsets[row] : self.offsets[row + 1]]
 

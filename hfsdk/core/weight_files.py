@@ -260,7 +260,7 @@ def _tensors(header: Any, num_bytes: int) -> dict[str, TensorPlace]:
             raise ValueError(f"{shown(name)} begins at byte {begin:,}, and what is before it ends at {reached:,}")
         reached = end
     if reached != num_bytes:
-        raise ValueError(f"its tensors have {reached:,} bytes, and behind the header are {num_bytes:,}")
+        raise ValueError(f"its tensors have {reached:,} bytes; behind the header are {num_bytes:,}")
     return places
 
 

@@ -55,7 +55,7 @@ def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = F
         hint = next((words for pattern, words in HINTS if re.search(pattern, unread[0])), "Leave it out, or use another model.")
         raise ModelNotFoundError(f"{place} has {_listed(unread)}, which {spec.name} ({spec.family}) has not. {hint}")
     if head and not scalar and HEAD in files.files and not files.same(HEAD, EMBEDDING):
-        raise ModelNotFoundError(f"{where(files.folder, files.files[HEAD])}: {HEAD} has changed since. Declare the role again.")
+        raise ModelNotFoundError(f"{where(files.folder, files.files[HEAD])}: {HEAD} has changed meanwhile. Declare the role again.")
 
 
 def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool = False) -> None:

@@ -114,7 +114,7 @@ class ReshardPlan:
             if after.dp is not None and after.size != before.size:
                 raise LayoutError(
                     f"the training layout '{before}' has {before.size} ranks, the rollout's '{after}' has {after.size}; on the "
-                    "same devices both need as many. Change one, or say apart=True for a rollout on a pool of its own."
+                    "same devices both need the same number. Change one, or pass apart=True for a rollout on a pool of its own."
                 )
             after = after.fill(before.size)
         before.check_model(spec)

@@ -45,11 +45,13 @@ def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
     """
     each = [adapter] * num_rows if adapter is None or isinstance(adapter, int | np.integer) else list(adapter)
     if len(each) != num_rows:
-        raise OptionError(f"{num_rows} rows and {len(each)} adapters; give one for all, or one of each per row")
+        raise OptionError(f"{len(each)} adapters for {num_rows} rows; give one for all rows, or one for each")
     slots = [BASE if slot is None else int(slot) for slot in each]
     for slot in slots:
         if not BASE <= slot < num_slots:
-            raise OptionError(f"adapter {slot} of a rollout with {num_slots}; use 0 to {num_slots - 1}, or None for the base")
+            raise OptionError(
+                f"adapter {slot} does not exist; the rollout has {num_slots}. Use 0 to {num_slots - 1}, or None for the base"
+            )
     return slots
 
 
@@ -132,7 +134,9 @@ class AdapterSlots:
     def targets(self, slot: int) -> dict[str, torch.Tensor]:
         """Return the tensors of a slot; see :meth:`Rollout.adapter_targets`."""
         if not 0 <= slot < self.num_slots:
-            raise OptionError(f"adapter slot {slot} of a rollout with {self.num_slots}; use 0 to {self.num_slots - 1}")
+            raise OptionError(
+                f"adapter slot {slot} does not exist; the rollout has {self.num_slots}. Use 0 to {self.num_slots - 1}"
+            )
         if self._lost:
             for stack in self._stacks():
                 stack.zero_()

@@ -286,7 +286,7 @@ class KeyedStore(Store):
             raise StoreError(f"the store at {host}:{port} is not there, or does not take this process's secret: {error}") from error
         if not hmac.compare_digest(proof, _hash(secret, b"server", theirs, nonce)):
             self._socket.close()
-            raise StoreError(f"who answers at {host}:{port} does not know the secret of this pool's store; nothing was told")
+            raise StoreError(f"the process at {host}:{port} does not know the secret of this pool's store; it was told nothing")
         self._hears, self._says = _directions(secret, theirs, nonce)
         self._socket.settimeout(limit_s)
 
@@ -314,7 +314,7 @@ class KeyedStore(Store):
             except OSError as error:
                 raise StoreError(f"the store at {self._where[0]}:{self._where[1]} has ended: {error}") from error
             if not hmac.compare_digest(signature, self._hears.hash_of(content)):
-                raise StoreError(f"what comes from {self._where[0]}:{self._where[1]} was changed on its way")
+                raise StoreError(f"a message from {self._where[0]}:{self._where[1]} was changed on its way")
         return msgspec.msgpack.decode(content, type=tuple[bool, bytes])
 
     # the names, and the arguments, are torch's
@@ -346,7 +346,7 @@ class KeyedStore(Store):
         end = time.monotonic() + limit_s
         while not self.check(keys):
             if time.monotonic() > end:
-                raise StoreError(f"nobody set {', '.join(keys)} within {limit_s:g} s")
+                raise StoreError(f"no process set {', '.join(keys)} within {limit_s:g} s")
             time.sleep(LOOK_S)
 
     def delete_key(self, key: str) -> bool:

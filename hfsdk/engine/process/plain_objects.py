@@ -54,13 +54,13 @@ def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
     lengths = [int.from_bytes(row[:LENGTH_BYTES], "big") for row in heads]
     contents = [row[LENGTH_BYTES:] for row in heads]
     if max(lengths) > MOST_BYTES:
-        raise NotPlainError(f"a rank would send {max(lengths):,} bytes; {MOST_BYTES:,} are the most: (bytes by rank: {lengths})")
+        raise NotPlainError(f"a rank would send {max(lengths):,} bytes; {MOST_BYTES:,} are the most (bytes by rank: {lengths})")
     if max(lengths) > AT_ONCE_BYTES:
         contents = [row.numpy().tobytes() for row in _gathered(content, max(lengths), group)]
     try:
         return [msgspec.msgpack.decode(message[:length], type=kind) for message, length in zip(contents, lengths, strict=True)]
     except msgspec.MsgspecError as error:
-        raise NotPlainError(f"rank {dist.get_rank()} of the pool was sent something else than {kind}: {error}") from error
+        raise NotPlainError(f"rank {dist.get_rank()} of the pool received something other than {kind}: {error}") from error
 
 
 def _gathered(content: bytes, size: int, group: ProcessGroup) -> list[Tensor]:
@@ -130,4 +130,4 @@ def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
     try:
         return _form.get()[1](tensor.cpu().numpy().tobytes()[: int(size)])
     except Exception as error:  # what is no data raises anything
-        raise NotPlainError(f"what a rank has sent is no plain data: {error}") from error
+        raise NotPlainError(f"a rank has sent something that is no plain data: {error}") from error

@@ -37,7 +37,7 @@ class SimulatedRow(dict[str, Any]):
 
     def __missing__(self, name: str) -> NoReturn:
         raise SimulatedValueError(
-            f"{name!r} was asked of a simulated run, which has shapes and times only: {', '.join(self) or 'nothing'}. "
+            f"a simulated run has no {name!r}, only shapes and times: {', '.join(self) or 'nothing'}. "
             "Run the same cells on a real session to see it."
         )
 
@@ -55,7 +55,7 @@ class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SimulatedValueError(
-            f"the value of {self.name} was asked, but the run is simulated and has shapes and times only. "
+            f"{self.name} has no value: the run is simulated and has shapes and times only. "
             "Run the same cells on a real session to see it."
         )
 
@@ -137,7 +137,7 @@ def real_column(handle: SimulatedPart, name: str) -> Column:
     if name not in handle.lengths:
         raise ColumnError(f"{handle.writer} wrote no column {name!r}; it wrote {', '.join(handle.lengths)}")
     raise SimulatedValueError(
-        f"the values of column {name!r} were asked, but {handle.writer} was simulated and wrote shapes only. "
+        f"column {name!r} has no values: {handle.writer} was simulated and wrote shapes only. "
         "Its lengths and bytes are readable: batch.column_states(). To see values, run the same cells on a real session."
     )
 

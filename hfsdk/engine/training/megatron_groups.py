@@ -240,6 +240,6 @@ def poison_parallel_state() -> None:
 
 def _trap(name: str) -> Any:
     def trap(*_args: Any, **_kwargs: Any) -> Any:
-        raise GlobalGroupsError(f"parallel_state.{name} was asked; a group of the role must be given instead")
+        raise GlobalGroupsError(f"parallel_state.{name} was called; pass a group of the role instead")
 
     return trap
