@@ -210,6 +210,7 @@ class Mesh:
         at = self.layout.coordinates(rank)
         if not self._permuted:
             return at
+        # Neighbouring quarters go to the ranks of one rollout shard (the drawing above).
         ratio = self.layout.tp // self.rollout_tp
         return replace(at, tp=at.tp % self.rollout_tp * ratio + at.tp // self.rollout_tp)
 

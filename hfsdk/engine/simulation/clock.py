@@ -72,6 +72,7 @@ class SharedCores:
         self._open.append(_Job(line, [other for other in waits if id(other) in open_lines], floor))
         self._changed = True
         oldest = min(job.line.call.step for job in self._open)
+        # Replaying every call since the start would take longer with each step; calls this old are settled for good.
         if oldest <= line.call.step - OPEN_STEPS:
             self.settle()
             self._open = [job for job in self._open if job.line.call.step > oldest]
@@ -129,6 +130,7 @@ class _Replay:
         for run in self._running:
             busy += [(self._node(run, rank), phases[0]) for rank, phases in run.ranks.items() if phases]
         at_work = np.bincount([node for node, _ in busy], minlength=len(self._cores))
+        # Between two events nothing starts or ends, so every phase goes on at one speed until the nearest end.
         rates = core_speeds(at_work, self._cores).tolist()
         ends = [float(phase[1]) / rates[node] for node, phase in busy]
         ends += [run.dispatch_s for run in self._running if run.dispatch_s]

@@ -297,6 +297,7 @@ class Pipeline:
         """
         overlap = self._overlap if train and reduce else None
         if overlap is not None:
+            # From here on buckets may be sent, so every way out of the passes, an error too, has to start those that are left.
             overlap.begin()
         with torch.set_grad_enabled(train):
             try:
@@ -313,6 +314,7 @@ class Pipeline:
             with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
                 part = finish(i, self._model(*micro.arguments))
             if train and part is not None:
+                # Only the last backward pass completes gradients: buckets sent earlier would lack what later micro-batches add.
                 meanwhile = overlap.last_backward() if overlap is not None and micro is inputs[-1] else nullcontext()
                 with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i), meanwhile:
                     part.backward()
@@ -331,6 +333,7 @@ class Pipeline:
             return model(*micro.arguments), loss
 
         tokens = sum(micro.num_tokens for micro in inputs) // len(inputs)
+        # 1F1B asks for no token count per pass, so spans of stages carry the mean of these micro-batches.
         self._config.timers = _SpanTimers(self._recorder, tokens, first)
         self._config.no_sync_func = overlap.before_last if overlap is not None else None
         try:
@@ -361,6 +364,7 @@ class _Exchange(P2PCommunicator):
     def _communicate_shapes(
         self, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
     ) -> tuple[list[int], list[int]]:
+        # Shapes come in the order in which the schedule asks: forward from the stage before, gradients from the one behind.
         previous, following = next(self._forward) if recv_prev else 0, next(self._backward) if recv_next else 0
         return [previous, 1, self.config.hidden_size], [following, 1, self.config.hidden_size]
 
@@ -380,6 +384,7 @@ class _SpanTimers:
     def start(self, name: str) -> None:
         if name == "forward-backward":
             return
+        # Megatron's timers of passes end in -compute; all others time an exchange, in which this stage waits for a neighbour.
         compute = name.endswith("-compute")
         attrs = {"tokens": self._tokens, "micro_batch": self._first + self._seen[name]} if compute else {}
         self._seen[name] += 1

@@ -110,9 +110,11 @@ class Strips:
         sums: list[Tensor] = []
         for batch in self._batches:
             values = [_values(tensors, strip, dtype_of) for strip in batch]
+            # torch.cat would cast tensors of two dtypes to one, and so change what is summed.
             alike = len(values) > 1 and len({value.dtype for value in values}) == 1
             sums += [_row_sums(value, batch[0][4]) for value in ([torch.cat(values)] if alike else values)]
         multipliers, first, last = self._on(sums[0].device)
+        # int64 wraps modulo 2^64, a multiple of 2^32: a difference of running sums is exact however often they wrapped.
         ends = torch.cumsum(torch.cat(sums, 1) * multipliers, 1, dtype=torch.int64)
         lanes = ends[:, last - 1] - torch.where(first > 0, ends[:, (first - 1).clamp(min=0)], 0)
         low_high = lanes.cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)

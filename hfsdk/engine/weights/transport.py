@@ -143,6 +143,7 @@ def _problem(
         if name not in tensors:
             return RuntimeError(f"the plan is of another model ({plan}): there is no {what} {name} on rank {rank}")
         shape = tuple(tensors[name].shape)
+        # A tensor may be larger than the plan needs (padding of the vocabulary), never smaller.
         if len(shape) != len(end) or any(map(operator.gt, end, shape)):
             return RuntimeError(f"the plan is of another model ({plan}): {what} {name} has shape {shape}, it needs {end}")
         if not is_source and tensors[name].dtype != dtype:
@@ -181,6 +182,7 @@ class _Run:
         for step in rounds:
             for name in step.begun:
                 self.begin(name)
+            # The next round's messages travel while this one's copies run and the one before is waited for.
             finish_this = self._post(step)
             self._copy(step)
             if finish is not None:
@@ -224,6 +226,7 @@ class _Run:
         if len(message.pieces) == 1:
             piece = message.pieces[0]
             view = self.sources[piece.local][piece.box]
+            # A large contiguous piece is sent from where it lies: no buffer, no copy.
             if view.is_contiguous() and view.dtype == self.dtype:
                 return view
         buffer = torch.empty(message.numel, dtype=self.dtype, device=self.device)
@@ -254,9 +257,6 @@ class _Run:
                 source = _part(self.sources[copy.source], copy.source_box, copy.numel)
                 _part(self.targets[copy.target], copy.target_box, copy.numel).copy_(source)
                 self.copied += copy.numel
-
-
-# ---- rounds
 
 
 # -- receipts of messages, by which ranks do not wait in vain

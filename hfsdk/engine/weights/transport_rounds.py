@@ -95,6 +95,7 @@ def ends_in(plan: ReshardPlan, rank: int) -> Ends:
 def _once(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
     """Return what is known of a plan, made the first time."""
     entry = cache.get(key)
+    # An id may come back for another plan once the first is gone, so the plan itself is compared.
     if entry is None or entry[0]() is not plan:
         entry = cache[key] = (weakref.ref(plan, lambda _: cache.pop(key, None)), make())
     return entry[1]
@@ -123,6 +124,7 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
     rounds = [Round() for _ in range(max([1, copied, *map(len, own_parts.values())]))]
     last_sent: dict[str, int] = {}
     for (source, target), parts in own_parts.items():
+        # Sender and receiver number the messages of a pair alike, since both cut the same moves in the same order.
         tag = 0
         for number, part in enumerate(parts):
             messages = [_message(target if source == rank else source, tag + i, together, sending=source == rank)
@@ -130,6 +132,7 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
             tag += len(messages)
             if source == rank:
                 rounds[number].sends += messages
+                # = {|A copy must not give its source up before the last message of it has left (see _spread).
                 last_sent |= {move.source_local: number for move in part if number >= last_sent.get(move.source_local, 0)}
             else:
                 rounds[number].receives += messages
@@ -141,6 +144,7 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
 def _in_order(plan: ReshardPlan) -> Iterator[Move]:
     """Yield the moves, those of one of the rollout's parameters together, so that a shard is given up as another grows."""
     for section in plan.sections:
+        # Both engines' tensors are there at once only for the parameter under way: the peak is one parameter, not one model.
         by_parameter: dict[str, list[Move]] = defaultdict(list)
         for move in section.moves:
             by_parameter[move.source_local if plan.to_train else move.target_local].append(move)
@@ -169,6 +173,7 @@ def _cut(moves: list[Move], limit: int) -> list[list[Move]]:
         first = 0
         while first < move.size[0]:
             fits = room // row
+            # A row wider than the limit gets a part of its own: it cannot be cut further.
             if fits == 0 and parts[-1]:
                 parts.append([])
                 room = limit

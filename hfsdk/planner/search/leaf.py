@@ -108,8 +108,11 @@ class Leaf:
         if candidates is None or not all(map(len, candidates)):
             return None
         candidates = self._beside_others(candidates)
+        # Every job at its least is a bound of all plans here: it costs one replay and rules out most placements.
         if not all(map(len, candidates)) or self._seconds(np.full((1, len(candidates)), -1), candidates)[0] >= limit:
             return None
+        # Candidates that fall out leave others more time and fewer bytes to fit beside, so both filters go on until nothing
+        # changes.
         for _ in range(MOST_ROUNDS):
             before = sum(map(len, candidates))
             candidates = self._promising(candidates, limit)
@@ -118,6 +121,8 @@ class Leaf:
             if sum(map(len, candidates)) == before:
                 break
         chosen, seconds = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        # Items are added one at a time: a prefix that does not fit, or is too slow with the least of the rest, takes all of its
+        # plans with it.
         for i in range(len(candidates)):
             count = len(candidates[i])
             chosen = np.column_stack([np.repeat(chosen, count, axis=0), np.tile(np.arange(count), len(chosen))])
@@ -140,6 +145,8 @@ class Leaf:
         kinds = space.arrangements[self.arrangement].kinds
         candidates = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
         shadows = [i for i, item in enumerate(space.mode.items) if item.trained is not None]
+        # Only a sync asks which devices a pool has; else sizes that are powers of two always fit side by side, and packing can be
+        # left out.
         if not shadows and all(kind.node_size & (kind.node_size - 1) == 0 for kind in space.kinds):
             return candidates
         devices = self.devices()
@@ -160,6 +167,7 @@ class Leaf:
         fitting = list(candidates)
         for b, block in enumerate(self.blocks):
             parts = [least[p] for p, host in enumerate(self.hosts) if host == b]
+            # Of several parts each has devices of its own, so a host's device meets one of them; a part's device meets its host.
             beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0)
             most = room(self.kind(b))
             for i in block:
@@ -170,7 +178,7 @@ class Leaf:
         return fitting
 
     def _with_sync(self, item: int, candidates: Candidates, own_devices: set[int], theirs: set[int]) -> Candidates:
-        """Weights come over the network, unless both pools lie in one node."""
+        """Return candidates with the sync that the device numbers need: over the network, unless both pools lie in one node."""
         tables, unit = self.space.tables, self.space.mode.items[item]
         size, cluster = len(own_devices), tables.cluster
         block = next(b for b, members in enumerate(self.blocks) if item in members)
@@ -178,6 +186,7 @@ class Leaf:
         is_far = len({cluster.node_of(d) for d in (min(own_devices), max(own_devices), min(theirs), max(theirs))}) > 1
         if assumed == is_far:
             return candidates
+        # The tables priced the sync before the device numbers were known; only the difference is added.
         more = [tables.sync_s(unit, x, far=is_far) - tables.sync_s(unit, x, far=assumed) for x in candidates.layouts]
         syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
         return replace(candidates, seconds=candidates.seconds + np.outer(more, syncs))
@@ -244,6 +253,8 @@ class Leaf:
             before[j] = space.tables.perf.dispatch_s
             slower[j] = space.tables.slowdown(self.kind(block), self.num_devices(block))
         cores = np.array([cluster.cores_of(node) for node in range(len(cluster.node_devices))], dtype=float)
+        # The tables' seconds hold for a pool that is alone on its cores; the replay shares cores itself and needs the work at full
+        # speed.
         work = np.maximum(0.0, seconds - before) / slower
         return shared_times(work, before, space.replay.waits(number), workers, cores)
 
@@ -260,6 +271,7 @@ class Leaf:
             )
             tps = [candidates[i].rollout_tps[chosen[:, i]] for i in members]
             tps = [tp for tp in tps if len(tp) and tp[0]]
+            # The processes of a pool run one rollout tp (vLLM has one set of groups in each), so its rollouts agree on it.
             for tp in tps[1:]:
                 fits &= tp == tps[0]
         for b, host in enumerate(self.hosts):

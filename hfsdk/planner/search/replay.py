@@ -88,6 +88,7 @@ class Replay:
         ends = np.empty((count, num_jobs))
         for j in range(num_jobs):
             own = blocks[:, j]
+            # Without parts a job waits for its own pool alone, which is a lookup in place of a maximum over all clocks.
             free = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
             ends[:, j] = start_s([free, *(ends[:, source] for source in self.mode.jobs[j].after)]) + seconds[:, j]
             clocks[rows, own] = ends[:, j]
@@ -148,8 +149,10 @@ def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores
         starts = np.where(running & np.isinf(starts), now[:, None], starts)
         at_work = running & (early <= DONE_S) & (left > DONE_S)
         speeds = core_speeds(at_work @ workers, cores)
+        # A job goes as fast as its workers on the busiest node.
         rate = np.where(there, speeds[:, None, :], 1.0).min(2)
         until = np.where(at_work, left / rate, np.where(running & (early > DONE_S), early, np.where(running, 0.0, np.inf)))
+        # Nothing changes between two ends, so every plan jumps to its own next end; plans that are done stand still.
         took = until.min(1, where=~done, initial=np.inf)
         took = np.where(np.isfinite(took), took, 0.0)[:, None]
         now = now + took[:, 0]

@@ -171,6 +171,7 @@ class Search:
         sizes = []
         for part, host in zip(work, hosts, strict=True):
             inside = work[[h == host for h in hosts]].sum() or 1.0
+            # Parts get half of the largest pool together: a first guess, which the search improves.
             wanted = (part / total if host < 0 else part / inside / 2) * float(kind.sizes[-1])
             sizes.append(max(0, int(np.searchsorted(kind.sizes, wanted, side="right")) - 1))
         return sizes
@@ -187,12 +188,15 @@ class Search:
         """Split the boxes with the least bounds of all spaces, until none is below what is known already."""
         fronts = [self._front(space) for space in self.spaces]
         while True:
+            # Proving the runners-up takes most of a large search; beyond this many bounds only the best plan is proven.
             self.best.best_alone = self._beyond(MOST_FOR_ALL)
             for front in fronts:
+                # A limit falls with every plan that is found, so boxes that were open a moment ago may be ruled out now.
                 front.keep(front.bound < self.best.limits(front.space)[front.which])
             fronts = [front for front in fronts if len(front.which)]
             if not fronts:
                 return
+            # The box with the least bound anywhere comes first: when it is not below the limit, no box is.
             first = min(fronts, key=lambda front: front.bound.min())
             if self._beyond(MOST_FOR_BEST) and self.best.by_key:
                 self.least_left = float(first.bound.min())
@@ -209,6 +213,8 @@ class Search:
         """Choose the layouts of the first boxes that are placements, and split the others of them in two."""
         space, best = front.space, np.argsort(front.bound, kind="stable")[:BATCH]
         single = (front.low[best] == front.high[best]).all(1)
+        # A box with one size for every block is a placement: its bound is checked again, since earlier ones of this batch lower the
+        # limit.
         for i in best[single]:
             leaf = self._leaf(space, int(front.which[i]), front.low[i])
             if front.bound[i] < self.best.limit(self.best.key(leaf)):
@@ -247,12 +253,15 @@ class Search:
         resident, working = space.held
         for b in range(rows.shape[1]):
             at = rows[:, b], high[:, b]
+            # A block of one size has that size's seconds; one with a range has the least over all sizes up to its largest.
             seconds += np.where(single[:, b], space.exact[at], least[at])
             host = space.hosts[which, b]
             part = np.flatnonzero(host >= 0)
             if len(part):
                 over = rows[part, host[part]], high[part, host[part]]
                 placed = rows[part, b], high[part, b]
+                # On the devices of a part both blocks hold their bytes all the time, but they run one after the other: the larger
+                # working set counts.
                 needed = resident[placed] + resident[over] + np.maximum(working[placed], working[over])
                 fits[part] &= needed <= space.rooms[space.kind_of[which[part], b]]
         ok = fits & np.isfinite(seconds).all(1)
@@ -270,6 +279,7 @@ class Search:
         for b in range(rows.shape[1]):
             there = kinds[:, b] >= 0
             part = hosts[:, b] >= 0
+            # Blocks that compete for the same devices: parts of the same pool, or pools on the same kind of nodes.
             beside = (hosts == hosts[:, b, None]) & np.where(part[:, None], True, kinds == kinds[:, b, None]) & (kinds >= 0)
             used = np.where(beside, least, 0).sum(1) - np.where(there, least[:, b], 0)
             host = np.maximum(hosts[:, b], 0)
@@ -328,6 +338,7 @@ def _count_sizes(space: Space, pools: Sequence[tuple[int, int]]) -> int:
             inside[0] = 1
             for _ in range(parts):
                 inside = np.convolve(inside, steps)[: most + 1]
+            # A pool of s devices holds every choice of parts that add up to at most s, which is what the cumulative sum counts.
             ways = np.convolve(ways, steps * np.cumsum(inside))[: most + 1]
         count *= round(float(np.sum(ways)))
     return count

@@ -65,11 +65,13 @@ class Space:
         self.replay = Replay(mode, self.groupings)
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
         self.base_groups = base_groups(item.role for item in mode.items)
+        # Two rollouts on a pool must have the same tp: a layout that is worse alone may be the only one that agrees with the other.
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._candidates_of: dict[tuple[int, int, int], Candidates] = {}
         self._pads: dict[tuple[int, int], tuple[Array, Array, Array, Least]] = {}
         if other is not None:
+            # Items whose rollout has its sizes already cost the same under both tables, and those are most.
             same = {i for i, item in enumerate(mode.items) if not waits(item.role)}
             self._candidates_of |= {key: entry for key, entry in other._candidates_of.items() if key[0] in same}
             self._pads |= {key: entry for key, entry in other._pads.items() if key[0] in same}
@@ -84,6 +86,7 @@ class Space:
         free = [b for b, host in enumerate(grouping.hosts) if host < 0]
         arrangements = []
         for chosen in product(range(len(self.kinds)), repeat=len(free)):
+            # The kind of the whole cluster has all devices: nothing is left for a second pool.
             if any(self.kinds[k].whole for k in chosen) and len(grouping.blocks) > 1:
                 continue
             kinds = dict(zip(free, chosen, strict=True))
@@ -193,6 +196,7 @@ class Space:
             least = {i: part[3] for i, part in zip(block, parts, strict=True)}
             for i, (seconds, resident, working, _) in zip(block, parts, strict=True):
                 others = least_of_all(least, self.base_groups, but=i)
+                # Others of the block hold at least their least: what does not fit even then is in no plan.
                 fits = resident + working + np.reshape(others, (-1, 1)) <= room(self.kinds[kind])
                 best = np.where(fits[:, :, None], seconds, np.inf).min(1)
                 best[~fits.any(1)] = np.inf
