@@ -320,17 +320,20 @@ class Rollout:
             stop = StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
         except Exception as problem:
             error = problem
+        # A replica's ranks have the same request, but one may lack memory or a tokenizer: all of them raise, or none.
         safe.agree(control_group, error)
         self._clean_cache()
         self._num_calls += 1
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
         rows = [GenerationRow(prompt=prompts[i].tolist()) for i in range(len(prompts))]
         run = GenerationRun(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
+        # vLLM may use torch's global generator, which is the user's.
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
                 self._add(run.rows, seeds, sampling, eos_token_ids, loras)
                 self._drive(run, safe, control_group)
             finally:
+                # Cached blocks of an interrupted generation may hold half a step, or NaN that a later row would read.
                 self._soiled = bool(run.open) or not run.finite
                 self._core.abort_requests([name for name in names if name in run.open])
                 if not run.broken:
@@ -380,6 +383,7 @@ class Rollout:
         prompt_tokens = sum(len(row.prompt) for row in run.rows.values())
         with self._recorder.span("prefill", tokens=prompt_tokens, sequences=len(run.rows)) as attrs:
             started = -1
+            # Prefill is over when a step starts no new row, or none is left to start; which steps are which vLLM does not say.
             while run.open and (started < run.num_started < len(run.rows) or run.num_started < run.num_admitted):
                 started = run.num_started
                 step()

@@ -218,11 +218,13 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     for number in range(MOST_TRIES):
         devices = _current(interfaces)
         options = plain._Options()
+        # gloo listens on the devices that it is given; torch would make new ones, whose ports stay open.
         options._devices = [device.gloo for device in devices]
         options._threads = 2 * len(devices)  # as torch has it
         options._timeout = timeout
         if size == 1:
             return plain(store, rank, size, options)
+        # Keys of an earlier try are still in the store, and gloo would read them as addresses.
         here = PrefixStore(f"try{number}/", store) if number else store
         limit = min(timeout, AGAIN_LIMIT) if number else timeout  # they have all been there once
         with contextlib.ExitStack() as open_ports:

@@ -129,6 +129,7 @@ class StoreServer:
     def _serve(self) -> None:
         """Take connections and answer them, all in one thread; no stranger can make it wait."""
         while True:
+            # With nobody to throw out there is nothing to wake up for.
             for key, _ in self._selector.select(1.0 if self._unproven() else None):
                 if key.fileobj is self._woken:
                     self._end()
@@ -149,6 +150,7 @@ class StoreServer:
             accepted.setblocking(False)
             connection = _Connection(accepted, time.monotonic() + PROOF_LIMIT_S)
             unproven = self._unproven()
+            # The oldest goes: a rank proves itself at once, so a connection that has not done so for long is a stranger's.
             if len(unproven) >= MOST_UNPROVEN:
                 self._refuse(unproven[0])
             if len(self._connections) >= MOST_CONNECTIONS:
@@ -172,9 +174,11 @@ class StoreServer:
         connection.read += part
         if connection.says is None and not self._prove(connection):
             return
+        # One packet may bring several messages, or part of one.
         while connection.says is not None and connection.hears is not None and len(connection.read) >= HEADER.size + HASH_BYTES:
             (length,) = HEADER.unpack_from(connection.read)
             whole = HEADER.size + HASH_BYTES + length
+            # A length alone must not make this process keep bytes without end.
             if length > MOST_BYTES:
                 self._refuse(connection)
                 return
@@ -211,6 +215,7 @@ class StoreServer:
     def _send(self, connection: _Connection, content: bytes) -> None:
         try:
             connection.socket.setblocking(True)
+            # A stranger that reads nothing holds the one thread for a tenth of a second; a rank may take its time.
             connection.socket.settimeout(PROOF_LIMIT_S if connection.says is not None else 0.1)
             connection.socket.sendall(content)
             connection.socket.setblocking(False)

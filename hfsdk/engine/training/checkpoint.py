@@ -127,6 +127,7 @@ def one_checksum() -> Iterator[None]:
     finally:
         with _writing:
             _writers[0] -= 1
+            # The option is the process's: another save may still be writing.
             if not _writers[0]:
                 torch.serialization.set_crc32_options(True)
 
@@ -137,6 +138,7 @@ class _Writer(FileSystemWriterAsync):
     folder: AnyPath
 
     def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        # Data is taken now and written later, when the planner may be gone.
         self._items = [(item, planner.resolve_data(item)) for item in plan.items]
         self._file = f"{plan.storage_data.prefix}0.distcp"
 
@@ -191,6 +193,7 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, HfsdkError) as error:
         problem = str(error)
+    # A rank that raised alone would leave the others inside Megatron's collectives.
     _agree(groups, folder, problem)
     sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
     content = {SUMMARY: asdict(share.summary), "pieces": sharded}
@@ -219,6 +222,7 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
         written = [_unpickled(content_of(part)) for part in parts]
         sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
         with _nearby(saving.folder) as here:
+            # The index of all pieces: written once every rank's file is complete.
             _Writer(str(here)).finish(saving.metadata, [results for results, *_ in written])
             for part in parts:
                 part.unlink()
@@ -294,6 +298,7 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
     own_files = {name: file_sum for name, file_sum in noted.items() if name.split("/")[0] == folder.name}
+    # Every rank knows of all files, and reads a share of them: the checksums of a large model take as long as reading it.
     check_files(state, own_files, parts=sorted(own_files)[groups.rank :: groups.mesh.layout.size])
 
 

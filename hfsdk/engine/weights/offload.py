@@ -57,7 +57,7 @@ class HostMemory:
 
     Args:
         pinned: whether it is pinned, for a GPU to copy from and to it by itself.
-        kept: whether it stays for the next round when it is not used: pinning takes longer than a copy.
+        keeps: whether it stays for the next round when it is not used: pinning takes longer than a copy.
         chunk_bytes: bytes of a chunk.
     """
 
@@ -85,6 +85,7 @@ class HostMemory:
     def used_up_to(self, end: int) -> None:
         """Say that nothing from ``end`` on is needed."""
         if not self._keeps:
+            # Chunks behind the end have nothing in them; the one that the end falls into stays.
             del self._chunks[-(-end // self._chunk_bytes) :]
 
 
@@ -103,6 +104,7 @@ class CopyLane:
     @contextmanager
     def copies(self) -> Iterator[None]:
         """Run the copies made inside after all that was launched before: it wrote what leaves, or had the memory that is filled."""
+        # Without this wait a copy could read what a kernel has not written yet.
         self._stream.wait_stream(self._streams.current_stream())
         try:
             yield
@@ -192,6 +194,7 @@ class Offloaded:
     def _come(self) -> None:
         with self._recorder.span("onload", bytes=self.host_bytes, part=self._part), self._lane.copies():
             while self._away:
+                # From the last to the first: so host memory is given up from its end while the device fills.
                 away = self._away[-1]
                 storage = away.tensor.untyped_storage()
                 storage.resize_(away.size)

@@ -78,6 +78,7 @@ class Residency:
     def to_rollout(self, group: ProcessGroup | None) -> TransportReport:
         """Give the rollout its weights and empty the trainer's; collective. The transport's errors are raised as they are."""
         read = {move.source_local for move in self.plan.moves if move.source == self.rank}
+        # A storage with several parameters can be emptied only when the last of them has been read.
         pending = {names: read.intersection(names) for names in self._together.values()}
 
         def begin(name: str) -> None:
@@ -118,6 +119,7 @@ class Residency:
             by_source[move.source_local].append(move)
             left_in[move.target_local] += 1
         copied = 0
+        # What is not empty was never given up, or is one storage for both: it has its numbers.
         gone = [name for name, tensor in self._trainer.items() if not tensor.untyped_storage().nbytes()]
         for name in gone:
             tensor = self._trainer[name]
@@ -128,6 +130,8 @@ class Residency:
                 tensor[slices(move.source_start, move.size)].copy_(source[slices(move.target_start, move.size)])
                 copied += move.numel * tensor.element_size()
                 left_in[move.target_local] -= 1
+                # A parameter of the rollout goes as soon as everything that the trainer wants of it is back: both are never there
+                # whole.
                 if not left_in[move.target_local]:
                     self._empty_rollout(move.target_local)
         for name in self._rollout:
@@ -190,6 +194,7 @@ class Residency:
             for start, size in self._left.get(name, ()):
                 where = slices(start, size)
                 aside.append((name, where, self._trainer[name][where].detach().clone()))
+        # A storage that numpy has seen cannot be freed: its values are then still in place, and nothing is put aside.
         if empty(self._trainer[names[0]], alone=len(names) == 1):
             self._aside += aside
 
