@@ -182,6 +182,7 @@ def _either(hints: tuple[Any, ...]) -> Rule:
     takes = [rule.take for rule in sorted(rules, key=lambda rule: rule.one != "an array")]  # which stays one
 
     def take(value: Any) -> Any:
+        # A refusal with a place in it ("[3] must be ...") says more than that the whole is none of the types.
         most_telling = NO
         for take_member in takes:
             checked_value = take_member(value)
@@ -198,6 +199,7 @@ def _either(hints: tuple[Any, ...]) -> Rule:
 def _listed(value: Any) -> Any:
     """Return an array of numpy or torch, or a series of pandas, with one axis as a list; everything else as it is."""
     if type(value).__module__.partition(".")[0] in ("numpy", "torch", "pandas") and getattr(value, "ndim", None) == 1:
+        # An array longer than the limit stays as it is: the rule of its length refuses it without making a list.
         return value.tolist() if value.shape[0] <= MOST_ITEMS else value
     return value
 
@@ -233,6 +235,7 @@ def _items(values: Any, item: Rule) -> Any:
     elif isinstance(values, Sequence):
         if not _is_short(values):
             return Refusal(f"at most {MOST_ITEMS:,} items")
+        # A sequence of the user's own may compute its items: a few tell whether it is of the right kind.
         few = itertools.islice(values, LOOKED_AT)
     else:
         return values  # looking would use a generator up

@@ -226,6 +226,8 @@ def build_model(
         megatron_sequence.prepare(model)
     for name, parameter in model.named_parameters():
         partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
+        # Megatron's gradient norm counts a parameter on each tp rank where it is cut, and once where it is whole: it asks these
+        # attributes.
         if partition and not (scalar and name == SCALAR_HEAD):
             set_tensor_model_parallel_attributes(parameter, True, partition[1], partition[2])
     if lora is not None:
@@ -263,6 +265,7 @@ def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
     if not model.post_process:
         return
     weight = model.output_layer.weight
+    # Drawn on the CPU: generators of devices draw other numbers from the same seed.
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(weight.shape, generator=generator) * (weight.shape[1] + 1) ** -0.5
     weight.data.copy_(drawn)
@@ -477,6 +480,7 @@ def _instead(tensor: torch.Tensor) -> torch.Tensor | _Recomputed:
     whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     by = whole.grad_fn
     if (
+        # Only a whole output of these two can be made again; a part of one, or another order, is kept as it is.
         getattr(by, "_forward_cls", None) not in (_RMSNorm, _SwiGLU)
         or whole.numel() != tensor.numel()
         or not tensor.is_contiguous()

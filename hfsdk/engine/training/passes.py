@@ -155,6 +155,7 @@ class Passes:
         if not self._groups.is_last_stage:
             return []
         lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
+        # Micro-batches are cut by length, so columns come in another order than the rows.
         back = np.argsort(np.asarray(order, dtype=np.int64))
         return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
 
@@ -182,6 +183,7 @@ class Passes:
             safe.agree(self._groups.world, next(iter(failed), None))
             chunk = micro_batches[first : first + self._pipeline.chunk]
             tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
+            # A micro-batch without a response token gives no output to read and no loss; the model is not run for it.
             tables = [table for table in tables if last or len(table.ragged("response").flat)]
             inputs = [ModelInput.of(table, self._groups.device, last=last, multiple=multiple) for table in tables]
             pairs = list(zip(tables, inputs, strict=True))
@@ -239,6 +241,7 @@ class Passes:
         self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
         merged = Tally()
         with self._agreeing():
+            # All tp ranks of a dp rank count the same numbers.
             tallies = self._groups.gather(own_tally if self._groups.tp_rank == 0 else None, Tally | None)
         for tally in tallies:
             if tally is not None:

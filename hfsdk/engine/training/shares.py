@@ -115,6 +115,7 @@ class ShareOfModel:
         self._check(share)
         tensors = megatron_model.local_tensors(self._model)
         with torch.no_grad():
+            # The weights come back from a copy on the host: on the device there may be no room for a second model.
             own = {name: copy_on_host(tensor) for name, tensor in tensors.items()}
         try:
             with torch.no_grad():
@@ -133,6 +134,7 @@ class ShareOfModel:
             CheckpointError: on every rank, before anything changes: tensors are missing or have other shapes.
         """
         kinds = share.summary.kinds if self._optimizer is not None else ()
+        # Before anything is written: a state that does not fit must leave the model as it was.
         self._check(share)
         values = dict(share.content)
         self._give("weights", values)

@@ -140,11 +140,13 @@ class PerfModel:
         backward += (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
         if not lengths.tokens:
             return forward, backward
+        # Buckets are filled by the last micro-batch alone, so only its backward pass hides their sums.
         hides = backward / (num_micro + setup.layout.pp - 1) if setup.traits.overlaps_reduction else 0.0
         return forward, backward + self._exposed(setup.summed_bytes / self._rate(setup.links.dp), hides)
 
     def _exposed(self, seconds: float, hides: float) -> float:
         """Seconds of a collective that are not hidden by work of ``hides`` seconds."""
+        # Even a sum with enough work to hide behind shows a share of itself: its kernels take memory bandwidth from the others'.
         return max(self.exposed_reduction * seconds, seconds - hides) if hides else seconds
 
     def _pass(
@@ -168,6 +170,7 @@ class PerfModel:
         if chunked:
             num_micro, largest = math.ceil(tokens / most_tokens), min(tokens, float(most_tokens))
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
+        # In the pipeline's ramp the other stages wait for one micro-batch each; interleaved stages wait for a part of it.
         filling = largest / traits.interleave
         slowest, every, most = setup.stage_layers
         layer_tokens = tokens * slowest + filling * (every - slowest)
@@ -181,18 +184,23 @@ class PerfModel:
         inside = spec.num_layers / every  # adapters and experts are in layers only, and not at the output layer
         adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
+        # Every micro-batch reads the weights anew; of experts only those that its tokens reach.
         layer_read = setup.layer_parameters + inside * more_read(spec, largest, layout.ep)
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
+        # Norms and residuals: 10 of 34 h per token that tp does not cut unless sequences are (arXiv 2205.05198, table 2).
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
         numbers_kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
         traffic = numbers_kept * hidden * share * layer_tokens
         traffic += moved_rows(spec) * setup.bytes_each * adapted
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
+        # Products are bound by arithmetic or by reading weights; near the ridge of the roofline both show, which the hypotenuse
+        # rounds off.
         seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth
         launching = times * layer_passes * self.launch_s
         # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
+        # Two all-reduces a layer over tp (Megatron-LM, arXiv 1909.08053), each pass again.
         message, reached = layer_tokens * hidden * setup.bytes_each, self.link_efficiency
         seconds += 2 * reduces * float(all_reduce(message, tp, setup.links.tp, layer_passes, reached))
         for layer_sums in sums:
@@ -204,6 +212,7 @@ class PerfModel:
         if layout.ep > 1:
             near, far = (adapted * each for each in setup.exchanged_bytes)
             seconds += 2 * reduces * float(all_to_all(near, far, layout.ep, setup.links.ep, layer_passes * inside, reached))
+        # ZeRO-3 gathers the weights of every layer for the forward pass, and once more for the backward.
         if traits.gathers_weights:
             gathers = num_micro * (1 + (times > 1)) * self.gather(setup)
             seconds = max(seconds, gathers) if traits.overlaps_weights else seconds + gathers
@@ -284,6 +293,7 @@ class PerfModel:
             base: whether adapters' base goes too, because it is the first time.
         """
         layout, adapters = setup.layout, setup.adapters
+        # The base goes like the weights of a role without adapters, and the adapters after it.
         if adapters is not None and (base or setup.refills):
             whole = replace(setup, lora=None, refills=False)
             return self.reshard(whole) + self.reshard(replace(setup, refills=False), received_bytes)
@@ -307,6 +317,7 @@ class PerfModel:
             received / self._rate(link) + (received > 0) * link.latency_s * setup.spec.num_layers
             for received, link in zip((near, far), links.values(), strict=True)
         )
+        # A rank waits for all of its links; the transition is over with the slowest rank.
         return float(np.max(seconds)) + self.rewrite(setup)
 
     def rewrite(self, setup: Setup) -> float:
@@ -318,6 +329,7 @@ class PerfModel:
         needed = setup.rollout_local
         if setup.lora is not None:
             needed = slot_numbers(setup.spec, setup.lora, setup.rollout_tp)
+        # Every number is read once and written once.
         return 2 * needed * setup.bytes_each / (setup.device.memory_bandwidth * self.copy_efficiency)
 
     def onload(self, setup: Setup, what: str) -> float:
