@@ -147,21 +147,21 @@ class FolderTokenizer:
             OptionError: the text has no UTF-8 form.
         """
         try:
-            return self._asked(lambda core: list(core.encode(text, add_special_tokens=False).ids))
+            return self._answer(lambda core: list(core.encode(text, add_special_tokens=False).ids))
         except (TypeError, UnicodeEncodeError) as error:  # the first is what tokenizers says
             raise OptionError(f"the text {shown(text)} {NO_UTF_8}") from error
 
     @cached_property
     def before(self) -> list[int]:
         """The token ids that the tokenizer puts before a whole text."""
-        encoding = self._asked(lambda core: core.encode("a"))
+        encoding = self._answer(lambda core: core.encode("a"))
         count = next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)
         return list(encoding.ids[:count])
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The tokens that are special."""
-        return self._asked(lambda core: frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special))
+        return self._answer(lambda core: frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special))
 
     @cached_property
     def template(self) -> str:
@@ -198,9 +198,9 @@ class FolderTokenizer:
         return None if self._is_plain else cast("int | None", self.full.eos_token_id)
 
     def _id_of(self, token: str) -> int | None:
-        return self._asked(lambda core: cast("int | None", core.token_to_id(token)))
+        return self._answer(lambda core: cast("int | None", core.token_to_id(token)))
 
-    def _asked(self, ask: Callable[[Any], T]) -> T:
+    def _answer(self, ask: Callable[[Any], T]) -> T:
         """Ask the core something; what it says of itself, a panic of Rust's too, is damage of the file it comes from.
 
         Raises:
@@ -217,7 +217,7 @@ class FolderTokenizer:
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
         """Return the text of token ids; without ``special`` the special tokens are left out."""
         ids = [int(t) for t in token_ids]
-        return self._asked(lambda core: str(core.decode(ids, skip_special_tokens=not special)))
+        return self._answer(lambda core: str(core.decode(ids, skip_special_tokens=not special)))
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return one text per token (a token that is part of a character gives the replacement sign)."""

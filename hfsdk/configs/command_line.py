@@ -436,7 +436,7 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
             continue  # the program, its module
         parsed: Any = parse_scalar(value)
         if flag and not equals:
-            values, position = _taken(words, position, key)
+            values, position = _flag_values(words, position, key)
             value = " ".join(values)
             parsed = [parse_scalar(item) for item in values] if len(values) > 1 else parse_scalar(value) if values else True
         name = key if "." in key else key.replace("-", "_")
@@ -451,7 +451,7 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
     return arguments, files, dropped
 
 
-def _taken(words: Sequence[str], position: int, key: str) -> tuple[list[str], int]:
+def _flag_values(words: Sequence[str], position: int, key: str) -> tuple[list[str], int]:
     """Return the values of a flag, and where the next word is."""
     values: list[str] = []
     plain = key.replace("-", "_")

@@ -150,7 +150,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
         parts, roles = dict.fromkeys(PARTS, 0), {}
         for role, spec in present:
             lends = any(other.base_of == role.name for other, _ in present if other.name == worker)
-            role_bytes_there = _held(role, spec, phase, works=role.name == worker or lends)
+            role_bytes_there = _part_bytes(role, spec, phase, works=role.name == worker or lends)
             roles[role.name] = sum(role_bytes_there.values())
             parts = {part: parts[part] + role_bytes_there[part] for part in PARTS}
         work = works.get(worker, {})
@@ -172,7 +172,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
     )  # fmt: skip
 
 
-def _held(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
+def _part_bytes(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
     """Return the bytes of a role that are there all through a phase."""
     states, learned = role.states, learned_of(role, spec)
     stepped = learned  # experts' states are cut over the ranks that have them: over all, as much as without ep

@@ -385,11 +385,11 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
         pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)),
         engine=s.one_of(f"{R}name", ("vllm", "sglang"), "memory", "seconds") or "vllm",
         gpu_share=s.share(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
-        max_num_seqs=_given(s, "max_num_seqs"), max_num_batched_tokens=_given(s, "max_num_batched_tokens"),
+        max_num_seqs=_size_or_0(s, "max_num_seqs"), max_num_batched_tokens=_size_or_0(s, "max_num_batched_tokens"),
     )  # fmt: skip
 
 
-def _given(s: Settings, key: str) -> int:
+def _size_or_0(s: Settings, key: str) -> int:
     """Return a size of the generating engine, 0 where it is not given."""
     return s.whole(f"{R}{key}") if s.has(f"{R}{key}") else 0
 

@@ -212,7 +212,7 @@ class ClusterSpec:
 
         Where the cluster's links are those of its devices, nodes of one kind in a mixed cluster have their own.
         """
-        nodes = [self._known(node) for node in nodes]
+        nodes = [self._checked_node(node) for node in nodes]
         if not nodes:
             raise OptionError("the links between nodes need at least one node; nodes is empty")
         if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
@@ -246,9 +246,9 @@ class ClusterSpec:
     @checked
     def cores_of(self, node: int) -> int:
         """Return the cores that the workers of a node share; as many as workers where each has its own."""
-        return self.node_cores[self._known(node)] if self.node_cores else len(self.node_devices[self._known(node)])
+        return self.node_cores[self._checked_node(node)] if self.node_cores else len(self.node_devices[self._checked_node(node)])
 
-    def _known(self, node: int) -> int:
+    def _checked_node(self, node: int) -> int:
         if not 0 <= node < len(self.node_devices):
             raise OptionError(f"the cluster has the nodes 0 to {len(self.node_devices) - 1}; asked for node={node}")
         return node

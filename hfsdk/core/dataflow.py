@@ -71,7 +71,7 @@ class Dataflow:
         return iter(self.calls)
 
     @cached_property
-    def _known(self) -> dict[int, Call]:
+    def _by_id(self) -> dict[int, Call]:
         return {call.id: call for call in (*self.inputs, *self.calls)}
 
     @checked
@@ -140,10 +140,10 @@ class Dataflow:
 
         rows = [
             {
-                "source": edge.source, "target": edge.target, "from": str(self._known[edge.source]),
-                "to": str(self._known[edge.target]), "kind": edge.kind, "columns": ", ".join(edge.columns),
+                "source": edge.source, "target": edge.target, "from": str(self._by_id[edge.source]),
+                "to": str(self._by_id[edge.target]), "kind": edge.kind, "columns": ", ".join(edge.columns),
                 "num_bytes": edge.num_bytes, "bytes_read": edge.bytes_read, "network_bytes": self.network_bytes(edge),
-                "from_protocol": self._known[edge.source].protocol, "to_protocol": self._known[edge.target].protocol,
+                "from_protocol": self._by_id[edge.source].protocol, "to_protocol": self._by_id[edge.target].protocol,
             }
             for edge in self.edges
         ]  # fmt: skip

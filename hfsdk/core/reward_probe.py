@@ -347,7 +347,7 @@ WORDS_TOGETHER = 2
 
 def pearson(x: Array, y: Array) -> float:
     """Return the correlation of two lists, shape [N] each; NaN for fewer than two pairs, or where one of them does not vary."""
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
     dx, dy = (scaled - scaled.mean() for scaled in (x / np.abs(x).max(), y / np.abs(y).max()))
@@ -357,7 +357,7 @@ def pearson(x: Array, y: Array) -> float:
 
 def spearman(x: Array, y: Array) -> float:
     """Return the correlation of two lists' ranks (Spearman 1904; ties have their mean rank); NaN as :func:`pearson`."""
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     return pearson(ranks(x), ranks(y))
 
 
@@ -374,7 +374,7 @@ def same_order(x: Array, y: Array) -> tuple[float, int]:
 
     Pairs that are equal in a list have no order there and are not counted; NaN where there is none.
     """
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     agree = differ = 0
     for i in range(len(x) - 1):
         signs = np.sign(x[i + 1 :] - x[i]) * np.sign(y[i + 1 :] - y[i])
@@ -397,7 +397,7 @@ def duplicates(texts: Sequence[str]) -> list[list[int]]:
     return [same for same in rows.values() if len(same) > 1]
 
 
-def _known(x: Array, y: Array) -> tuple[Array, Array]:
+def _both_finite(x: Array, y: Array) -> tuple[Array, Array]:
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     both = np.isfinite(x) & np.isfinite(y)
     return x[both], y[both]

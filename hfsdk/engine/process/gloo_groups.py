@@ -133,7 +133,7 @@ class Device:
         """
         if self.listener is None:
             raise OSError("which socket of this process is gloo's is not known")
-        with _given(self.listener) as listener:
+        with _socket_of(self.listener) as listener:
             yield listener
 
     def forget(self) -> None:
@@ -156,7 +156,7 @@ def _current(interfaces: str) -> list[Device]:
 
 
 @contextlib.contextmanager
-def _given(number: int) -> Iterator[socket.socket]:
+def _socket_of(number: int) -> Iterator[socket.socket]:
     """Give a file descriptor of this process as a socket for a moment; whose it is closes it.
 
     Raises:
@@ -173,7 +173,7 @@ def _listening() -> set[int]:
     """Return the file descriptors of this process that listen for TCP connections; elsewhere than on Linux none are found."""
     listening: set[int] = set()
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with suppress(OSError), _given(int(name)) as handle:  # it may be no socket, or closed meanwhile
+        with suppress(OSError), _socket_of(int(name)) as handle:  # it may be no socket, or closed meanwhile
             if handle.family in (socket.AF_INET, socket.AF_INET6) and handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening.add(int(name))
     return listening

@@ -142,13 +142,13 @@ class DeviceBytes:
                 here = [state for state in estimated if device in state.pool.devices]
                 names = tuple(state.spec.name for state in here)
                 if names not in groups:
-                    groups[names] = _held_on(here, now, self._process_bytes, self._on_cpu)
+                    groups[names] = _predicted_on(here, now, self._process_bytes, self._on_cpu)
                 by_device[device] = groups[names]
             self._by_state[key] = by_device
         return self._by_state[key]
 
 
-def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
+def _predicted_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
     """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})

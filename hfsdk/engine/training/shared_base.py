@@ -40,14 +40,14 @@ class Base:
     @property
     def models(self) -> list[torch.nn.Module]:
         """The models that have the tensors now."""
-        return [model for _, model in self._there()]
+        return [model for _, model in self._living()]
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles whose models have the tensors now."""
-        return tuple(role for role, _ in self._there())
+        return tuple(role for role, _ in self._living())
 
-    def _there(self) -> Iterator[tuple[str, torch.nn.Module]]:
+    def _living(self) -> Iterator[tuple[str, torch.nn.Module]]:
         for role, reference in self._models:
             model = reference()
             if model is not None:

@@ -55,7 +55,7 @@ class ShareOfModel:
 
     def strips(self, kinds: Sequence[str]) -> list[Strip]:
         """Return what is in this rank's share of the weights and of these tensors of the optimizer."""
-        return [strip for kind in ("weights", *kinds) for strip in self._mine(kind)]
+        return [strip for kind in ("weights", *kinds) for strip in self._own_strips(kind)]
 
     @torch.no_grad()
     def read(self, layout: str, num_updates: int) -> StateShare:
@@ -89,9 +89,9 @@ class ShareOfModel:
 
     def _in_place(self, summary: Summary) -> Iterator[tuple[Strip, torch.Tensor]]:
         for kind in ("weights", *(summary.kinds if self._optimizer is not None else ())):
-            tensors = self._held(kind)
-            for strip in self._mine(kind):
-                yield strip, self._there(strip, tensors)
+            tensors = self._tensors_of(kind)
+            for strip in self._own_strips(kind):
+                yield strip, self._numbers_in(strip, tensors)
 
     @torch.no_grad()
     def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
@@ -158,21 +158,21 @@ class ShareOfModel:
         self, kind: str, values: dict[Strip, torch.Tensor], tensors: dict[str, tuple[torch.Tensor, int]] | None = None
     ) -> None:
         """Write this rank's strips of a kind into its tensors, or others like them, and bring those of the other dp ranks."""
-        tensors = self._held(kind) if tensors is None else tensors
-        for strip in self._mine(kind):
-            self._there(strip, tensors).copy_(values[strip])
+        tensors = self._tensors_of(kind) if tensors is None else tensors
+        for strip in self._own_strips(kind):
+            self._numbers_in(strip, tensors).copy_(values[strip])
         if self._stays(kind) or self._groups.dp_size == 1:
             return
         for source, part in enumerate(self._divided(kind)):
             for strip in part:
                 # as bytes: every backend sends those, whatever the dtype
-                dist.broadcast(self._there(strip, tensors).view(torch.uint8), group=self._groups.dp, group_src=source)
+                dist.broadcast(self._numbers_in(strip, tensors).view(torch.uint8), group=self._groups.dp, group_src=source)
 
     def _stays(self, kind: str) -> bool:
         """Whether every dp rank has numbers of its own of this kind."""
         return kind != "weights" and self._distributed
 
-    def _mine(self, kind: str) -> list[Strip]:
+    def _own_strips(self, kind: str) -> list[Strip]:
         if not self._stays(kind):
             return self._divided(kind)[self._groups.dp_rank]
         assert self._optimizer is not None
@@ -189,7 +189,7 @@ class ShareOfModel:
             local = {n: (shape, torch.float32) for n, (shape, dtype) in local.items() if kind != "main" or dtype != torch.float32}
         return divided(kind, local, self._groups.dp_size)
 
-    def _held(self, kind: str) -> dict[str, tuple[torch.Tensor, int]]:
+    def _tensors_of(self, kind: str) -> dict[str, tuple[torch.Tensor, int]]:
         """Return {local name: (tensor that this rank holds, which number of the local tensor is its first)}."""
         if kind == "weights":
             return {name: (tensor, 0) for name, tensor in megatron_model.local_tensors(self._model).items()}
@@ -200,6 +200,6 @@ class ShareOfModel:
         }
 
     @staticmethod
-    def _there(strip: Strip, tensors: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
+    def _numbers_in(strip: Strip, tensors: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
         tensor, first = tensors[strip.local]
         return tensor.view(-1)[strip.start - first : strip.stop - first]

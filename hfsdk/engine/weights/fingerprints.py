@@ -253,11 +253,11 @@ def _strips(witness: Witness) -> tuple[Strips, Strips]:
     """Return what a rank gives and what it takes."""
     if witness not in _of_witness:
         gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
-        _of_witness[witness] = Strips(gives), Strips(_taken(witness.takes))
+        _of_witness[witness] = Strips(gives), Strips(_boxes_of(witness.takes))
     return _of_witness[witness]
 
 
-def _taken(takes: Iterable[Taken]) -> list[LocalBox]:
+def _boxes_of(takes: Iterable[Taken]) -> list[LocalBox]:
     return [(box.move.target_local, box.move.target_start, box.move.size, box.start) for box in takes]
 
 
@@ -287,7 +287,7 @@ def compared(
         hidden: targets that nobody can read any more, as kernels have packed them; they are left out.
     """
     takes = [box for box in witness.takes if box.move.target_local not in hidden]
-    there = (_strips(witness)[1] if not hidden else Strips(_taken(takes))).of(targets)
+    there = (_strips(witness)[1] if not hidden else Strips(_boxes_of(takes))).of(targets)
     proven, wrong = [0] * num_ranks, []
     for box, arrived in zip(takes, there.tolist(), strict=True):
         move, left = box.move, int(given_sums[box.move.source][box.number])

@@ -84,15 +84,15 @@ class Schedule:
 
 def schedule_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
     """Return how a rank carries a plan out; made once for each plan, rank and bucket."""
-    return _once(_schedules, (id(plan), rank, bucket_bytes), plan, lambda: _make_schedule(plan, rank, bucket_bytes))
+    return _cached(_schedules, (id(plan), rank, bucket_bytes), plan, lambda: _make_schedule(plan, rank, bucket_bytes))
 
 
 def ends_in(plan: ReshardPlan, rank: int) -> Ends:
     """Return how large the local tensors of a rank have to be for a plan; found once for each plan and rank."""
-    return _once(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
+    return _cached(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
 
 
-def _once(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
+def _cached(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
     """Return what is known of a plan, made the first time."""
     entry = cache.get(key)
     # An id may come back for another plan once the first is gone, so the plan itself is compared.

@@ -274,7 +274,7 @@ class Setup:
     @cached_property
     def local(self) -> float:
         """Weights of a rank, without what lies uneven over stages."""
-        return self._held(self.layout.tp, self.layout.pp, self.layout.ep)
+        return self._numbers_of(self.layout.tp, self.layout.pp, self.layout.ep)
 
     @cached_property
     def local_learned(self) -> float:
@@ -286,14 +286,14 @@ class Setup:
     @property
     def rollout_local(self) -> float:
         """Weights of a rank of the generating engine."""
-        return self._held(self.rollout_tp, self.rollout_pp, self.rollout_ep)
+        return self._numbers_of(self.rollout_tp, self.rollout_pp, self.rollout_ep)
 
     @property
     def without_ep(self) -> float:
         """Weights that a rank would have if it had all experts of its tp and pp: what the dp ranks together have of them."""
-        return self._held(self.layout.tp, self.layout.pp, 1)
+        return self._numbers_of(self.layout.tp, self.layout.pp, 1)
 
-    def _held(self, tp: int, pp: int, ep: int) -> float:
+    def _numbers_of(self, tp: int, pp: int, ep: int) -> float:
         if ep == 1:
             return self.parameters / tp / pp
         return (self.parameters - self.spec.routed_parameters * (1 - 1 / ep)) / tp / pp

@@ -78,7 +78,7 @@ def calibration_view(data: Mapping[str, Any]) -> CalibrationView:
             for c in data["constants"]
         ],
         "bands": [
-            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high), "kept": _kept(data.get("kept", {}).get(kind))}
+            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high), "kept": _coverage(data.get("kept", {}).get(kind))}
             for kind, (low, high) in bands
         ],
         "most_s": max([s for s in seconds if s is not None], default=0.0) or 1.0,
@@ -108,7 +108,7 @@ def error_text(error: float | None) -> str:
     return "–" if error is None else f"{'+' if error >= 0 else '−'}{abs(100 * error):.0f} %"
 
 
-def _kept(coverage: Sequence[int] | None) -> str:
+def _coverage(coverage: Sequence[int] | None) -> str:
     return f"{coverage[0]} of {coverage[1]}" if coverage and coverage[1] else ""
 
 

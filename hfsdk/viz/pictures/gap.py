@@ -108,7 +108,7 @@ class GapPicture(Picture):
         for c in view["causes"]:
             lines.append(f"  {c['words']:<{width}}  {cause_text(c)}")
         for place in view["layers"]:
-            far = ", ".join(f"{e['words']} {_far(place[e['name']])}" for e in view["engines"])
+            far = ", ".join(f"{e['words']} {_distance_text(place[e['name']])}" for e in view["engines"])
             lines.append(f"  {place['place']}: {far}")
         return "\n".join(lines)
 
@@ -128,5 +128,5 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-def _far(value: float | None) -> str:
+def _distance_text(value: float | None) -> str:
     return "not seen" if value is None else f"{value:.1e}"

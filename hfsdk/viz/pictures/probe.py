@@ -91,7 +91,7 @@ def probe_view(data: Mapping[str, Any]) -> ProbeView:
         panels.append({"key": key, "label": label or f"score of {data['other']}", "note": note, "strong": strong})
     if data["timed"]:
         panels.append({"key": "seconds", "label": "samples, the slowest first", "note": "", "strong": False})
-    drawn_rows = _kept(rows)
+    drawn_rows = _drawn(rows)
     return {
         "picture": "probe", "title": f"{data['reward']}, sample by sample",
         "summary": "; ".join([*data["lines"], *data["findings"]]), "colors": COLORS, "panels": panels, "rows": drawn_rows,
@@ -126,7 +126,7 @@ def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> ProbeSampleVi
     return sample
 
 
-def _kept(rows: list[ProbeSampleView]) -> list[ProbeSampleView]:
+def _drawn(rows: list[ProbeSampleView]) -> list[ProbeSampleView]:
     if len(rows) <= MOST_SAMPLES:
         return rows
     slowest = sorted(rows, key=lambda sample: -(sample["seconds"] or 0.0))[: MOST_SAMPLES // 6]

@@ -268,7 +268,7 @@ def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int, proofs: _P
         for move in section.moves:
             if len(move.size) == 2:
                 moves[move.source_local if plan.to_train else move.target_local].append(move)
-        boxes_by_rank = _held(plan, section)
+        boxes_by_rank = _boxes_by_rank(plan, section)
         parameters += [
             _parameter(plan, section, name, those, boxes_by_rank, bucket, count, proofs) for name, those in moves.items()
         ]
@@ -285,7 +285,7 @@ def _short(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def _held(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
+def _boxes_by_rank(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
     """Return the boxes every rank starts from, of one layer or of what is in none."""
     by_place: dict[tuple[int, int], list[Box]] = {}
     by_rank = {}

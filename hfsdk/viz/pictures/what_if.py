@@ -159,7 +159,7 @@ class LiveWhatIf:
         """Take a message of the browser's: ``{"set": {...}, "request": 3}`` or ``{"settle": "devices", "request": 3}``."""
         with self._wake:
             if "set" in content:
-                changes = self._known(content["set"])
+                changes = self._settings_of(content["set"])
                 before = self._wanted[1] if self._wanted else {}  # not answered yet: one answer will do for both
                 self._wanted, self._settled = (int(content["request"]), {**before, **changes}), None
             elif "settle" in content:
@@ -168,7 +168,7 @@ class LiveWhatIf:
         if not self._threaded and not self._closed:
             self._answer()
 
-    def _known(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def _settings_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return of what a browser sets what the picture has a slider or a menu for: nothing else is kept until it is answered."""
         names = [control["name"] for control in (*self.widget.view["sliders"], *self.widget.view["menus"])]
         values = {name: changes[name] for name in names if name in changes}
