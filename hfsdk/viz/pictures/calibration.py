@@ -78,7 +78,8 @@ def calibration_view(data: Mapping[str, Any]) -> CalibrationView:
             for c in data["constants"]
         ],
         "bands": [
-            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high), "kept": _coverage(data.get("kept", {}).get(kind))}
+            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high),
+             "kept": _coverage(data.get("kept", {}).get(kind))}
             for kind, (low, high) in bands
         ],
         "most_s": max([s for s in seconds if s is not None], default=0.0) or 1.0,
