@@ -179,6 +179,7 @@ def gae(
     """
     mask_NL = _mask(lengths_N)
     rewards_NL, values_NL = _pad(rewards_T, mask_NL), _pad(values_T, mask_NL)
+    # The value behind a response's last token is 0: in RLHF the episode ends there.
     next_values_NL = torch.zeros_like(values_NL)
     next_values_NL[:, :-1] = values_NL[:, 1:]
     if bootstrap_values_N is not None:
@@ -218,6 +219,7 @@ def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
     mean = x_T.mean()
     if not x_T.numel():
         return mean
+    # The gradient stays that of the mean; only its value is moved inside the bounds.
     bounded = mean.detach().clamp(x_T.detach().min(), x_T.detach().max())
     return torch.where(bounded == mean, mean, mean - mean.detach() + bounded)
 
@@ -278,6 +280,7 @@ def binary_divergence(log_probs_T: Tensor, old_log_probs_T: Tensor, kind: str = 
     """
     if kind not in DIVERGENCES:
         raise OptionError(f"the divergences are {' and '.join(DIVERGENCES)}; got {kind!r}")
+    # Rounding may make a log-probability positive, and with it 1 - p negative under the logarithm.
     new_T, old_T = log_probs_T.detach().clamp(max=0.0), old_log_probs_T.detach().clamp(max=0.0)
     if kind == "tv":
         return (new_T.exp() - old_T.exp()).abs()
@@ -319,6 +322,7 @@ def policy_loss_terms(
     plain_T = -advantages_T * ratio_T
     bounded_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_T = torch.maximum(plain_T, bounded_T)
+    # The maximum takes the bounded term, which has no gradient, exactly where it is the larger.
     clipped_T = bounded_T > plain_T
     dual_clipped_T = torch.zeros_like(clipped_T)
     if dual_clip is not None:

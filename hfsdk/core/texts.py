@@ -137,6 +137,7 @@ class Texts:
         assert isinstance(response, str)
         if prompt is None:
             return [], self._ended(self.whole(response) if example.get("begins") else self._codec.plain(response))
+        # Tokens may join across the border of prompt and response, so both are encoded as one text and then parted.
         start, both = self.whole(prompt), self.whole(prompt + response)
         start, answer = self._split(start, both, response, cut_back=example.get("cut_back", False))
         return start, self._ended(answer)
@@ -166,6 +167,8 @@ class Texts:
         same = common_beginning(start, both)
         if same == len(start) or cut_back:
             return both[:same], both[same:]
+        # The last token of the prompt goes on into the response; what was generated began with a token of its own, so the response
+        # is encoded alone.
         alone = self._codec.plain(response)
         if self._codec.decode(start + alone) != self._codec.decode(start) + response:  # it puts a space before a first word
             line, behind_line = self._codec.plain("\n"), self._codec.plain("\n" + response)
@@ -179,6 +182,7 @@ class Texts:
         end = self._end_of(response)
         if end is not None:
             return start, response[:end]
+        # The template has written white space behind the answer and no end: that space belongs to the next turn.
         behind = _spaces(answered) - _spaces(message["content"] or "")
         if behind > 0:  # the space between turns, where the template ends none
             start, response = self._parted(chat, whole_chat, question, answered[:-behind])
@@ -224,6 +228,7 @@ class Texts:
         """Return where the turn that a template has written ends: behind the first end after the last token of the answer."""
         ends = self.ends(chats=True).ids
         written = len(response)
+        # The answer's own text may have an end in the middle (a quoted template); only what stands behind its last word counts.
         while written and self._is_behind(response[written - 1], ends):
             written -= 1
         first_end = next((i for i in range(written, len(response)) if response[i] in ends), None)
@@ -278,6 +283,7 @@ class Texts:
     def _check_read(self, chat: Chat, *, learned: bool) -> None:
         template, subject = self._codec.template_of(chat), f"the chat template of {self._codec.whose}"
         for i, message in enumerate(chat["messages"]):
+            # What is learned must be read whole; of earlier messages only calls of tools change what the answer should be.
             last = learned and i == len(chat["messages"]) - 1
             unread = [name for name in (FIELDS if last else FIELDS[:1]) if message.get(name) and not _names(template, name)]
             if unread:
@@ -312,6 +318,7 @@ class Texts:
                 return PROBE in self._codec.render(_with(chat, messages), ready=True)
             except OptionError:
                 continue
+        # No conversation with this role was taken: the template refuses it, and says so itself when it is asked for a real one.
         return True
 
     def _note(self, text: str) -> None:
@@ -342,6 +349,7 @@ def shared_beginning(first: Any, other: Any) -> Any:
     if not isinstance(first, str) or same == min(len(first), len(other)):
         return first[:same]
     at = same
+    # Half a word is no prompt: the cut goes back to where the word begins.
     while at and _is_of_a_word(first[at - 1]) and (_is_of_a_word(first[at]) or _is_of_a_word(other[at])):
         at -= 1
     return first[: at or same]

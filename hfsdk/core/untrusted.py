@@ -100,6 +100,7 @@ def read_file(
     most = most_bytes_of(name) if most_bytes is None else most_bytes
     with open_file(folder, name, error=error) as file, _telling(folder, name, error):
         size = os.fstat(file.fileno()).st_size
+        # One byte more than allowed: the file may have grown since its size was asked.
         content = file.read(most + 1) if size <= most else b""
         if max(size, len(content)) > most:
             raise _RefusedError(f"has {max(size, len(content)):,} bytes; a file of this name has at most {most:,}")
@@ -223,6 +224,7 @@ def _open(folder: str, name: str) -> int:
     parent, base = _place(folder, name)
     _check_regular(os.lstat(os.path.join(parent, base)))  # before it is opened: opening a device or a pipe does something
     if os.open in os.supports_dir_fd:
+        # By a descriptor of the folder: its path may be swapped for a link between the check and the open.
         place = os.open(parent, _FOLDER_FLAGS)
         try:
             file = os.open(base, _FLAGS, dir_fd=place)
@@ -253,6 +255,7 @@ def _place(folder: str, name: str) -> tuple[str, str]:
     if not os.path.islink(path):
         return real, name
     text = os.readlink(path)
+    # The link's text is worked out, not followed: following would open what it points at.
     parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
     above = (real, os.path.dirname(real))  # a snapshot of the hub's cache, or a folder in one
     caches = [
@@ -316,11 +319,13 @@ def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
         ValueError: it is none, has a name twice (readers differ in which they take), a text without a UTF-8 form, or too much.
         RecursionError: it is nested without end.
     """
+    # Counted before parsing: an object of a gigabyte would be built before a parser could refuse it.
     parts = content.count(b",") + content.count(b"[") + content.count(b"{")
     if parts > most_parts:
         raise ValueError(f"it has more than {most_parts:,} parts")
     value = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
     _check_depth(value)
+    # A lone surrogate is valid JSON and no text in UTF-8; it would fail later, where the text is printed or written.
     if _LONE.search(content):
         json.dumps(value, ensure_ascii=False).encode()
     return value

@@ -255,6 +255,8 @@ def _tensors(header: Any, num_bytes: int) -> dict[str, TensorPlace]:
         raise ValueError(f"{METADATA} is no object of texts")
     places = {name: _place(name, tensor, num_bytes) for name, tensor in header.items()}
     reached = 0
+    # Without gaps and overlaps, as the format wants: bytes between tensors could hold anything, and shared ones would be loaded
+    # twice.
     for begin, end, name in sorted((place.begin, place.end, name) for name, place in places.items()):
         if begin != reached:
             raise ValueError(f"{shown(name)} begins at byte {begin:,}, and what is before it ends at {reached:,}")
@@ -272,6 +274,7 @@ def _place(name: str, tensor: Any, num_bytes: int) -> TensorPlace:
         raise ValueError(f"{shown(name)} has dtype {shown(dtype)}; known are {', '.join(BITS)}")
     bits, lengths = BITS[dtype], shape if isinstance(shape, list) else [-1]
     for length in lengths:
+        # A product of absurd lengths is not made: Python would compute a number of any size.
         bits = bits * length if is_whole(length) and 0 <= length < MOST_NUMBER else MOST_NUMBER
         if bits >= MOST_NUMBER:
             raise ValueError(f"{shown(name)} has shape {shown(shape)}")

@@ -96,8 +96,12 @@ def cheapest_moves(
             for target in targets:
                 for (start, size), who in parts.items():
                     key = box.tensor, start, size, nodes[target]
+                    # Ranks of a node that need the same part read it from one object in the node's store, so it crosses the network
+                    # once.
                     chosen = sources.get(key) if one_source_per_node else None
                     source, holder = chosen or _cheapest_source(who, target, nodes, sent)
+                    # Loads are counted for all layers that these moves stand for, so that the next section goes on where this one
+                    # leaves off.
                     if source != target and chosen is None:
                         sent[source] += count * math.prod(size)
                     if one_source_per_node:
@@ -125,6 +129,7 @@ def _cheapest_source(who: _Holders, target: int, nodes: Sequence[int], sent: lis
         for rank in ranks:
             if rank == target:
                 return rank, box
+            # The same node first, then the rank that has sent least so far; its number makes the choice the same everywhere.
             key = nodes[rank] != nodes[target], sent[rank], rank
             if best is None or key < best[0]:
                 best = key, box

@@ -161,6 +161,7 @@ def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_nu
             ("k", base + ratio * d, d, group * d),
             ("v", base + (ratio + 1) * d, d, group * d),
         ):
+            # Where tp exceeds the kv heads a rank's rows begin or end inside a group, which then lies on two ranks.
             first, last = max(at, low), min(at + count, low + rows)
             if first < last:
                 name, begin = there[letter]
@@ -216,6 +217,7 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
     query = spec.num_heads * d // tp
     kv_shards = min(tp, spec.num_kv_heads)
     kv = spec.num_kv_heads * d // kv_shards
+    # Neighbouring ranks share a kv head where there are fewer heads than ranks.
     kv_rank = tp_rank // (tp // kv_shards)
     mlp = spec.mlp_hidden_size // tp
     p = f"model.layers.{number}."
@@ -283,6 +285,7 @@ def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list
         for number, part in enumerate(parts):
             own_boxes = sorted((box for box in shard if box.tensor == part + ".weight"), key=lambda box: box.local_start)
             width, by_rows = shard[0].size[1], module.endswith(("linear_qkv", "linear_fc1", "qkv_proj", "gate_up_proj"))
+            # Cut columns of W are cut columns of A: both multiply the same part of the input.
             column = 0 if by_rows else shard[0].start[1]
             place = name.format("A", slice_of(part, local))
             adapter_boxes.append(Box(part + A, (0, column), (rank, width), place, (number * rank if stacked else 0, 0)))
