@@ -54,7 +54,7 @@ class DAPO(GRPO):
         return Step(batch, None, actor)
 
     oversample: Annotated[float, Within(1)] = 2.0
-    """Prompts in a step's batch for each group that is trained on; verl's recipe has 3. Of 64 prompts 32 are drawn first, then as
+    """Prompts in a step's batch for each group that is trained on; verl's recipe has 3. From 64 prompts 32 are drawn first, then as
     many more as groups are lacking, until 32 groups have scores that differ or the batch is used up; 1 draws no others."""
     filter_groups: bool = True
     """Whether groups whose scores are all the same are left out; DAPO does."""

@@ -43,7 +43,7 @@ class PartOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GDPO(PartOptions, grpo.GRPO):
-    """Group reward-decoupled normalisation policy optimisation. Of one reward it is GRPO with advantages of variance 1."""
+    """Group reward-decoupled normalisation policy optimisation. With one reward it is GRPO with advantages of variance 1."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:

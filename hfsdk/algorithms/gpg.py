@@ -80,7 +80,7 @@ class Advantages(grpo.Advantages):
 def accurate(advantages_N: Tensor, group_N: Tensor) -> Tensor:
     """Return the advantages times ``alpha = B / (B - M)``, shape [N] (the paper's accurate gradient estimation).
 
-    Of B responses M are in groups that have no advantage, all right or all wrong; where all are, nothing changes. (verl has B over
+    M of B responses are in groups that have no advantage, all right or all wrong; where all are, nothing changes. (verl has B over
     the number of scores other than 0.)
     """
     from hfsdk.algorithms import groups

@@ -1,8 +1,8 @@
 """OPO (arXiv 2505.23585): exact on-policy training with the optimal baseline, the group's mean score weighed by length.
 
-The step is RLOO's. Of all baselines that leave the gradient unbiased one has the least variance: the scores weighed by the squared
-norm of each response's gradient, which grows with its length. One optimizer step on each batch, no KL and no entropy bonus:
-nothing else holds the policy, and nothing is off-policy.
+The step is RLOO's. One of the baselines that leave the gradient unbiased has the least variance: the scores weighed by the squared
+norm of each response's gradient, which grows with its length. One optimizer step on each batch, no KL and no entropy bonus: nothing
+else holds the policy, and nothing is off-policy.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class Step:
     def numbers(self, statistics: Statistics) -> dict[str, float]:
         """Return the batch's statistics and each metric of the updates as one number; waits.
 
-        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. What every
-        update has (`EACH_UPDATE`), or both losses call by one name, is ``actor_loss`` and ``critic_loss``. What must hold
-        before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
+        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. A number that every
+        update has (`EACH_UPDATE`), or that both losses call by one name, is ``actor_loss`` and ``critic_loss``. The invariants
+        before anything is updated are there as well (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         parts, failures = (tuple(n for n in self.batch.columns if n.startswith(start)) for start in (PART, FAILURES))
@@ -116,9 +116,9 @@ class Statistics:
         ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token;
         ``identical_groups`` is the share of responses whose group has one and the same score: they teach nothing.
 
-        What is said of scores, costs and values is said of the samples that were scored; ``not_scored`` is how many were not,
-        and is there where some were not. ``reward_failures`` are those on which a reward with ``failures="skip"`` failed; the
-        column ``score_failures`` says how.
+        Numbers of scores, costs and values are of the samples that were scored; ``not_scored`` is how many were not, and is there
+        where some were not. ``reward_failures`` are those on which a reward with ``failures="skip"`` failed; the column
+        ``score_failures`` says how.
         """
         import torch
 

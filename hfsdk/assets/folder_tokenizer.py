@@ -1,8 +1,8 @@
 """``FolderTokenizer``: text to token ids and back, loaded at the first use from a model's folder.
 
-``tokenizers`` alone reads a fast tokenizer's file in milliseconds; transformers, whose import takes seconds, is asked only for
-chat templates and for folders whose tokenizer needs its conversion. What a text or a conversation becomes is
-:class:`hfsdk.core.texts.Texts`' to say.
+``tokenizers`` alone reads a fast tokenizer's file in milliseconds; transformers, whose import takes seconds, is asked only for chat
+templates and for folders whose tokenizer needs its conversion. The rules of what a text or a
+conversation becomes are in :class:`hfsdk.core.texts.Texts`.
 """
 
 from __future__ import annotations

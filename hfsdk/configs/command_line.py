@@ -369,8 +369,8 @@ CONFIG_FLAGS = ("config", "config_file")
 def commands_of(text: str) -> tuple[list[list[str]], dict[str, str]]:
     """Return the commands of a script or a line that may be a job, each as its words, and the variables' defaults that were taken.
 
-    A script is cut into commands; commands that train nothing (``ray start``, ``export``, a server) are passed over. What only a
-    run of a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
+    A script is cut into commands; commands that train nothing (``ray start``, ``export``, a server) are passed over. A word that
+    only a run of a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
 
     Raises:
         OptionError: a quotation does not end.

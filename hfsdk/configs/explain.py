@@ -228,8 +228,8 @@ def explain(
         session: whose roles and placement an algorithm runs on; of hfsdk's own configuration alone.
 
     Returns:
-        What there is to say; nothing is run but one step of the simulation. A number that a key which is not read could change is
-        left out.
+        The explanation; nothing is run but one step of the simulation. A number that a key which is not read could change is left
+        out.
 
     Raises:
         OptionError: it is no configuration, cannot be read, is of a system that is not read, or a value is of the wrong kind; there

@@ -94,7 +94,7 @@ def specs_of(step: StepConfig, model: Model | Mapping[str, Model] | None) -> Spe
 def lengthened(step: StepConfig, specs: Specs) -> tuple[Specs, tuple[Finding, ...]]:
     """Return the architectures with positions for the step's samples, and a note where a preset has fewer.
 
-    Of a model that is known by its name the layers are known, and not whether it is a variant with a longer context.
+    For a model that is known by its name the layers are known, and not whether it is a variant with a longer context.
     """
     short = {name: spec for name, spec in specs.items() if spec is not None and spec.max_positions < step.sample_tokens}
     notes = {

@@ -409,8 +409,8 @@ READ_ALONE = "verl's PPO and GRPO, TRL's GRPO and PPO, OpenRLHF's PPO with Ray, 
 def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     """Return the system of a configuration.
 
-    A batch of rollouts, a number of responses or a device's batch size are keys of many systems and tell nothing. Of systems that
-    are not read the signs are known too, so that theirs are refused by name.
+    A batch of rollouts, a number of responses or a device's batch size are keys of many systems and tell nothing. The signs of
+    systems that are not read are known too, so that theirs are refused by name.
 
     Args:
         name: of the configuration in messages.

@@ -208,8 +208,8 @@ def _listed(value: Any, what: str) -> list[Any]:
 def without_nulls(value: Any) -> Any:
     """Return lists and dicts without entries that are ``None``: a column of a table has the fields of all rows in each.
 
-    What a JSON text says is not passed through here, so that a null in it stays. Of a schema that allows null, ``default`` and
-    ``const`` stay, as pydantic writes them; lists stay as they are (``enum``).
+    A JSON text is not passed through here, so that a null in it stays. In a schema that allows null, ``default`` and ``const``
+    stay, as pydantic writes them; lists stay as they are (``enum``).
     """
     if isinstance(value, list):
         return [without_nulls(item) for item in value]

@@ -8,7 +8,7 @@ Rank order is Megatron's default ``tp-dp-pp``: tp varies fastest, then dp, then 
         dp_rank    0  0  1  1  0  0  1  1
         pp_rank    0  0  0  0  1  1  1  1
 
-For planning and simulation there are two more. Of a mixture of experts ``ep`` neighbouring data-parallel ranks may share the
+For planning and simulation there are two more. In a mixture of experts ``ep`` neighbouring data-parallel ranks may share the
 experts of a layer: of *E* each has *E / ep*; all else of the model, and the samples, are spread as without it. ``cp`` ranks,
 between tp and dp, may share each sequence: all have the same weights and samples, each computes its part of the tokens.
 """

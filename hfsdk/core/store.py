@@ -5,9 +5,9 @@
     s3://bucket/run1/session.json       an object: it appears whole, or not at all
     s3://bucket/run1                    no folder: what objects' names begin with
 
-A store renames nothing and locks nothing. What it refuses, or does not answer, is a `CheckpointError` that names the address and
-the node, in the words of the protocol's package. Each process opens a store with what its own node has of credentials; they are
-in no address, no message and no order to a worker.
+A store renames nothing and locks nothing. A refusal, or no answer, is a `CheckpointError` that names the address and the node, in
+the words of the protocol's package. Each process opens a store with what its own node has of credentials; they are in no address,
+no message and no order to a worker.
 """
 
 from __future__ import annotations

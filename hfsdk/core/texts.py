@@ -10,8 +10,8 @@ r"""``Texts``: the one place where text becomes tokens; prompts, demonstrations,
                   the template of the whole conversation, less the template of the prompt as generation gets it:
                   with what the template writes around the answer, up to the token that ends a response
 
-What stands behind the end of a turn belongs to the next one, and no rollout ever writes it. So a text that is learned, or scored as
-one of a pair, has the tokens that it has where the model itself wrote it.
+Text behind the end of a turn belongs to the next one, and no rollout ever writes it. So a text that is learned, or scored as one of
+a pair, has the tokens that it has where the model itself wrote it.
 
 A prompt keeps the tokens that generation gives it, also where its last characters and the first of the response would be one
 token (``"The sky is "`` and ``"blue"``); only a prompt that nobody wrote, the common beginning of a pair, ends before that token.

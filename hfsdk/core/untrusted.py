@@ -131,7 +131,7 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
 def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
     """Return a JSON file's content for a file of one's own: as it is, byte for byte, where nothing in it is to change.
 
-    What names further files is left out (:func:`without_files`).
+    Entries that name further files are left out (:func:`without_files`).
 
     Args:
         folder: where.

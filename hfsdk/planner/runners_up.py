@@ -223,7 +223,7 @@ def _facts(solution: Solution, seconds: Array) -> dict[str, dict[str, float]]:
 def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: LayoutsOf, took: float) -> dict[str, float]:
     """Bubble of GPipe and 1F1B (arXiv 1811.06965), 2 all-reduces a layer and pass (arXiv 1909.08053), one reduction a step.
 
-    What a backward pass computes again it sends again.
+    A backward pass that computes activations again also sends them again.
     """
     spec, each = setup.spec, setup.bytes_each
     generating = method_of(call.method).generates and "rollout" in layouts

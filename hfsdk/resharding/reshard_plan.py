@@ -1,7 +1,7 @@
 """``ReshardPlan``: the moves by which every rank gets the weights of another layout, as pure data.
 
-Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.resharding.boxes`). What a rank needs and has stays or is copied in
-place; only the rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4
+Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.resharding.boxes`). The part that a rank needs and has stays or is copied
+in place; only the rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4
 to tp2 dp2::
 
     rank                     0        1        2        3

@@ -34,7 +34,7 @@ LOCAL = "decoder.layers.1.mlp.linear_fc1.weight"
 def broken_run(number: Count, session: Session) -> Any:
     """Run something in which one thing is wrong, to be found.
 
-    What finds it: ``actor.last_reshard``, ``actor.explain_gap``, ``run.first_bad()``, ``reward.probe``.
+    It is found by ``actor.last_reshard``, ``actor.explain_gap``, ``run.first_bad()``, ``reward.probe``.
 
     Args:
         number: which, 1 to 6. 1 to 3 are batches that were just generated, 4 and 5 runs of ``session.train`` that went wrong, 6 is

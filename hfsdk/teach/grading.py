@@ -42,7 +42,7 @@ def exercise(number: str, answer: Any = ...) -> Feedback:
         answer: what the exercise asks for: a number, a word, a function, or an algorithm; ``...`` is not answered yet.
 
     Returns:
-        What there is to say, as a text; it is true where the answer is right.
+        The reply, as a text; it is true where the answer is right.
 
     Raises:
         OptionError: there is no such exercise.

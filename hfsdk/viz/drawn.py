@@ -1,6 +1,6 @@
 """The picture of every noun.
 
-Nouns of the rooms below are looked up by the name of their class, so that nothing is imported for them. Those of the rooms above
+Nouns of the rooms below are looked up by the name of their class, so that nothing is imported for them. Nouns of the rooms above
 say themselves how they are drawn, by a method ``_picture_`` (:class:`Drawn`).
 """
 

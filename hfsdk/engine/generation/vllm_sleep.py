@@ -10,9 +10,9 @@ sleep mode, level 2). It wakes in two parts: the cache is not there yet while th
 
     training   asleep ... | filling: the plan writes all weights | awake: prefill, decode, ... | asleep ... training
 
-What a step leaves behind that fails is put right at once: vLLM brings everything back that a failed sleep took (awake), and drops
-what a failed waking brought of the weights (asleep). Where that fails too the engine is *lost*: it says so when it is to generate.
-The numbers are gone in each of these cases: the weights must be filled again before the engine generates.
+A step that fails is put right at once: vLLM brings everything back that a failed sleep took (awake), and drops what a failed waking
+brought of the weights (asleep). Where that fails too the engine is *lost*: it says so when it is to generate. The numbers are gone
+in each of these cases: the weights must be filled again before the engine generates.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Kernels add floats in an order of their own, and floats do not add up to the sam
     NCCL                            algorithm and chunks by message size     NCCL_ALGO, NCCL_PROTO, one channel
     vLLM                            kernels by how many rows run together    VLLM_BATCH_INVARIANT
 
-What NCCL and cuBLAS are told is what vLLM's mode sets itself when an engine is built; it is set when the process starts, because
-they read it once and the trainer is there first. On processors all of this is so anyway, and nothing is done.
+The settings of NCCL and cuBLAS are those that vLLM's mode sets itself when an engine is built; it is set when the process starts,
+because they read it once and the trainer is there first. On processors all of this is so anyway, and nothing is done.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ believes what comes: another user of the machine, or of the network, could take 
     a group is made        its ranks meet in the store, open their ports, gloo connects every pair, the ports are closed again
     a group is proven      each rank sends each other the keyed hash of who it is; the key is new, and only the store has it
 
-Who came in between cannot say the hash: then every rank drops the group, and all make it again on other ports. What is
-trusted is the store: a file in a folder of ours, or one that asks for a secret itself (:mod:`~hfsdk.engine.process.keyed_store`).
+A stranger that came in between cannot say the hash: then every rank drops the group, and all make it again on other ports. The
+store is trusted: a file in a folder of ours, or one that asks for a secret itself (:mod:`~hfsdk.engine.process.keyed_store`).
 """
 
 from __future__ import annotations

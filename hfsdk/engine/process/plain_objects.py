@@ -1,9 +1,9 @@
 """Messages between the ranks of a group, besides tensors: plain data of a fixed form and a bounded size, never a pickle.
 
-A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's
-own object collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals
-once :func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. What is none of that is refused
-where it would be sent; a save's plans alone are of torch's own classes, and read by a list of their names (:func:`written_by`).
+A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's own object
+collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals once
+:func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. Everything else is refused where it
+would be sent; a save's plans alone are of torch's own classes, and read by a list of their names (:func:`written_by`).
 """
 
 from __future__ import annotations

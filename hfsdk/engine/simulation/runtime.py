@@ -8,10 +8,10 @@ its devices are free and its inputs there::
     CPU tasks        .                       | reward |   .         | advantages |
                      ^ prompts ready at 0    ^ inputs ready         ^ when the last of its columns is there
 
-No process is started, no weight is made, no function of the user's is called. What a call would take is asked of a
-:class:`Costs` (``hfsdk.planner.perf.perf_model.PerfModel`` is one). Ranks that share rows share the answer; within an update every
-optimizer step waits for the slowest rank, as the gradient reduction makes it. Pools that share devices (interleaving) exclude each
-other, and workers that share cores slow each other down (``simulated_cores``).
+No process is started, no weight is made, no function of the user's is called. The seconds of a call are asked of a :class:`Costs`
+(``hfsdk.planner.perf.perf_model.PerfModel`` is one). Ranks that share rows share the answer; within an update every optimizer step
+waits for the slowest rank, as the gradient reduction makes it. Pools that share devices (interleaving) exclude each other, and
+workers that share cores slow each other down (``simulated_cores``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A role's state in files, in the format of ``megatron.core.dist_checkpointing``: saved in any layout, loaded into any other.
 
-What is stored are the pieces (:mod:`hfsdk.engine.weights.role_state`) of every rank's share (:mod:`hfsdk.engine.weights.shares`),
-so that all ranks write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``,
-``exp_avg.<...>`` and so on, and a :class:`~hfsdk.engine.weights.role_state.Summary` in ``common.pt``. Saving has three parts, of
-which only the first needs the other ranks::
+It stores the pieces (:mod:`hfsdk.engine.weights.role_state`) of every rank's share (:mod:`hfsdk.engine.weights.shares`), so that
+all ranks write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``, ``exp_avg.<...>`` and
+so on, and a :class:`~hfsdk.engine.weights.role_state.Summary` in ``common.pt``. Saving has three parts, of which only the first
+needs the other ranks::
 
     begin_save   every rank, in the call       who writes what is agreed; returns a Saving that holds CPU tensors
     Saving       every rank, on its thread     __<rank>_0.distcp, then written-<rank>.pkl (which byte range holds what; checksum)

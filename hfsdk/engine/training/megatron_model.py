@@ -364,8 +364,8 @@ class Norm(torch.nn.RMSNorm):
         norm         x in float32, x / rms (where trained), normed   x
         gated MLP    gate, up, a copy of up, silu(gate), product     gate, up
 
-    What is not kept is made again from what is: a pass over memory each, and no matrix product. The normed x and the product are
-    what the next linear would keep as its input (:func:`make_inputs_again`).
+    The rest is made again from these: a pass over memory each, and no matrix product. The next linear would keep the normed x and
+    the product as its input (:func:`make_inputs_again`).
 
     Given by name everywhere, or else the last norm would be Transformer Engine's wherever that is installed. On GPUs torch has a
     kernel for it.
@@ -602,7 +602,7 @@ def _mask(length: int, window: int | None, device: torch.device) -> dict[str, An
 def attend_row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU.
+    """Attend within each row; tensors are [tokens, heads, head_dim]. It costs least where a call costs little: on a CPU.
 
     Rows are split, not sliced one by one, or the gradient of each would be as long as all of them; rows of one length need one
     call. Values are a part of the fused rows of q, k and v, and are copied, or all of those would be kept for the backward pass.

@@ -10,8 +10,8 @@ there are dp ranks whatever the borders of the parameters; each rank keeps maste
     AdamW           rank 0 steps its shard, rank 1 its own
     parameters      all-gather:      both have all of it again
 
-Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.training.passes` starts their sums
-during the last backward pass. What is kept of either is the same (:mod:`hfsdk.engine.training.shares`).
+Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.training.passes` starts their sums during the
+last backward pass. The saved state is the same for both (:mod:`hfsdk.engine.training.shares`).
 """
 
 from __future__ import annotations

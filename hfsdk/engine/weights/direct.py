@@ -168,7 +168,7 @@ class DirectLinks:
             link: which.
             rank: this process's in it.
             call_id: of the call, for :meth:`cut`.
-            gpu: torch's number of this process's GPU; ``None`` without one. What was begun on it is over when this returns.
+            gpu: torch's number of this process's GPU; ``None`` without one. Moves that were begun on it are over when this returns.
 
         Raises:
             PeerFailed: the link was cut meanwhile.

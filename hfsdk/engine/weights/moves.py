@@ -1,7 +1,7 @@
 """A role that moves to a pool on other devices: its state, straight from the ranks that have it to the ranks that need it.
 
-Nothing is copied on the way. What a rank gives is its share (``shares.py``) where it lies, weights, masters and moments; what one
-takes is written where its own share lies, and data-parallel ranks then give each other the rest::
+Nothing is copied on the way. A rank gives its share (``shares.py``) where it lies, weights, masters and moments; what one takes is
+written where its own share lies, and data-parallel ranks then give each other the rest::
 
     pool "actor (before)", tp2        link of 4                       pool "actor", dp2, distributed AdamW
     rank 0: upper halves         -->  boxes of Hugging Face's    -->  rank 2: first half of all weights, masters, moments

@@ -1,8 +1,8 @@
 """Residency of weights on a rank: the trainer's are there or the rollout's, never both (HybridFlow, section 5.3).
 
-A weight that both engines hold in the same box, order and dtype is one storage for both. Of the others, one engine's are there at a
-time; what the rollout does not need of a training shard is kept aside. One rank, tp4 to tp2, with a quarter q0 of a weight and a
-whole norm n::
+A weight that both engines hold in the same box, order and dtype is one storage for both. For all other weights one engine's are
+there at a time; the part of a training shard that the rollout does not need is kept aside. One rank, tp4 to tp2, with a quarter q0
+of a weight and a whole norm n::
 
     training       Megatron [n | q0]                vLLM [n | -     ]        n is one storage, "-" is empty
     to_rollout     q0 is copied, q1 received, then q0 given up, weight by weight

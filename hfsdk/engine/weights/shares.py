@@ -1,8 +1,8 @@
 """A rank's share of a role's state: what data-parallel ranks hold alike is copied once, each rank its part of it.
 
-Ranks that differ in dp alone have the same weights, and the same masters and moments too unless the optimizer is distributed. Of
-these each rank's share is an equal part, in bytes; of a distributed optimizer (ZeRO stage 1) it is what the rank holds, as it lies.
-dp=4, one local tensor after the other in a line, cut wherever a quarter ends::
+Ranks that differ in dp alone have the same weights, and the same masters and moments too unless the optimizer is distributed. Each
+rank's share of these is an equal part, in bytes; its share of a distributed optimizer (ZeRO stage 1) it is what the rank holds, as
+it lies. dp=4, one local tensor after the other in a line, cut wherever a quarter ends::
 
     weights      [ embedding ..... | qkv .. | proj | fc1 ....... | fc2 .... ]     the same on all four
     share        |---- dp 0 ----|---- dp 1 ----|---- dp 2 ----|---- dp 3 ---|

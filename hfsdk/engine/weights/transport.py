@@ -271,10 +271,10 @@ GONE_S = 10.0
 class Receipts:
     """Receipts of one round on one rank.
 
-    Gloo tells a wait that its peer is gone only while nothing of the message has travelled. What is half written to the connection,
-    or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport), and the wait
-    for it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has no bytes and
-    so is never half there, says that it came; on a connection messages keep their order::
+    Gloo tells a wait that its peer is gone only while nothing of the message has travelled. A message that is half written to the
+    connection, or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport),
+    and the wait for it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has
+    no bytes and so is never half there, says that it came; on a connection messages keep their order::
 
         gives   isend weights, isend GIVEN, irecv TAKEN                       wait TAKEN: all of it has gone
         takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN

@@ -75,7 +75,7 @@ def tp_sums(adapters: AdapterSpec) -> tuple[Sums, Sums]:
 def received_numbers(adapters: AdapterSpec, tp: int, pp: int, rollout_tp: int) -> float:
     """Return the numbers that the fullest rank receives when adapters go to the rollout: what it needs and does not hold.
 
-    Of its own stage's layers a rank holds what its trainer's boxes share with the rollout's.
+    For the layers of its own stage a rank holds the part that its trainer's boxes share with the rollout's.
     """
     mesh = Layout(tp=tp, dp=math.lcm(tp, rollout_tp) // tp).mesh(rollout_tp)
     most = 0.0

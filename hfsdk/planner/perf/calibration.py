@@ -203,7 +203,7 @@ class Calibration(Generic[M]):
     def by_call(self) -> dict[str, tuple[float, float, float]]:
         """Return call -> seconds (measured, predicted before, predicted after), summed over its phases.
 
-        Of several steps, the calls of the second are ``"actor.generate (2)"``.
+        With several steps, the calls of the second are ``"actor.generate (2)"``.
         """
         by_call: dict[str, tuple[float, float, float]] = {}
         for o in self.observations:

@@ -11,7 +11,7 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
 Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk.core.frozen_bases`): here it counts for one of
 them. A rollout has a base of its own, and room for one adapter of a padded rank.
 
-What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
+A part that is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
 rollout that shares a device with its trainer sleeps: its weights and cache are there while it generates, and not while a trainer
 works there; while it is given weights that are offloaded, both are. AdamW has temporaries while it steps
 (:func:`adamw_temporary_bytes`); by then activations are gone, so the larger of the two counts::
@@ -21,7 +21,7 @@ works there; while it is given weights that are offloaded, both are. AdamW has t
                        works     activations + logits, or temporaries (+ optimizer)
     generating         comes     rollout_weights, kv_cache                            asked is the larger of the two phases
 
-Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a ``train`` layout
+Only one of several such rollouts on a device can sleep, and none is counted on to. A role without a ``train`` layout
 (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and

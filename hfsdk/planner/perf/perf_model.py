@@ -9,10 +9,10 @@ A pass of a pipeline stage over tokens, forward or backward (``docs/perf-model.m
     decode    per step: hypot(weights read, FLOPs) + layers x overhead + tp all-reduces, and the KV cache read once a token
     reshard   bytes the fullest rank lacks / its part of the link, and one copy of what it needs through its own memory
 
-A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments
-a factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on
-A100, FLOP-bound from 512). Nothing is looked up per configuration. What holds for any constants: the same input gives the same
-output, and more tokens, a larger model or less bandwidth never take less time.
+A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments a
+factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on A100,
+FLOP-bound from 512). Nothing is looked up per configuration. Two laws hold for any constants: the same input gives the same output,
+and more tokens, a larger model or less bandwidth never take less time.
 
 Symbols: P parameters, L layers, h hidden size, T tokens, tp/pp/dp the layout; a *row* is one sample.
 """
@@ -126,8 +126,9 @@ class PerfModel:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
-        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. Of a frozen base
-        no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each adapter's.
+        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. For a frozen
+        base no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each
+        adapter's.
         """
         lengths = LengthSums.of(lengths, setup.layout.cp)
         there, back = setup.adapter_sums
@@ -230,7 +231,7 @@ class PerfModel:
         """Return the seconds of making gradients, and with the distributed optimizer updated weights, alike over dp.
 
         An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
-        of the updated weights. What of them shows is in :meth:`train` and :meth:`optimizer`.
+        of the updated weights. The part of them that is not hidden is in :meth:`train` and :meth:`optimizer`.
         """
         return self.reduced_bytes(setup) / self._rate(setup.links.dp)
 
@@ -285,7 +286,7 @@ class PerfModel:
     def reshard(self, setup: Setup, received_bytes: float | None = None, *, base: bool = False) -> float:
         """Return the seconds of a weight transition on the slowest rank.
 
-        Of a role with adapters only they go; their base goes once, and again wherever the rollout has slept (``refills``).
+        For a role with adapters only the adapters go; their base goes once, and again wherever the rollout has slept (``refills``).
 
         Args:
             setup: the actor.

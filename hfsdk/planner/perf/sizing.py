@@ -1,8 +1,8 @@
 """``sized``: how many sequences and how much key/value cache every rollout gets, chosen once when roles are placed.
 
-What is left open comes from the memory that is there while a rollout generates, by the phases of :mod:`hfsdk.planner.perf.memory`.
-A rollout that sleeps while its trainer works has all that does not stay; one that never sleeps leaves room for the greediest call
-of any role on its device. Rollouts that are awake at the same time get equal parts::
+Sizes that are left open come from the memory that is there while a rollout generates, by the phases of
+:mod:`hfsdk.planner.perf.memory`. A rollout that sleeps while its trainer works has all that does not stay; one that never sleeps
+leaves room for the greediest call of any role on its device. Rollouts that are awake at the same time get equal parts::
 
     80 GB        colocated, sleeps                            a pool of its own
     8 %          kept free                                    kept free
@@ -10,7 +10,8 @@ of any role on its device. Rollouts that are awake at the same time get equal pa
     stays        weights, gradients, AdamW of all roles       rollout's weights
     process      context, NCCL, graphs                        context, NCCL, graphs
 
-What fits with one longest sequence is never refused. Up to 8 GB (or 64 longest sequences) are taken at the price of the 8 %.
+A rollout that fits with one longest sequence is never refused. Up to 8 GB (or 64 longest sequences) are taken at the price of the 8
+%.
 """
 
 from __future__ import annotations

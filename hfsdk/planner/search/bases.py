@@ -1,7 +1,7 @@
 """Items that begin with the same frozen base hold it once on a device, where they cut it alike: sums of bytes that know it.
 
-What items hold depends then on each other's layouts. A search bounds it from below: of a group of such items everybody's own bytes,
-and the base of the one whose least is most::
+The bytes of items then depend on each other's layouts. A search bounds it from below: of a group of such items everybody's own
+bytes, and the base of the one whose least is most::
 
     actor      adapters, moments     base, tp8            least of the three together: 1 + 1 + 0 GB of their own, and the base once
     critic     adapters, moments     base, tp8 or tp4     in tp8, critic tp4: the base of tp4 and that of tp8

@@ -72,7 +72,7 @@ class RecordedCall:
     def slowest_rows(self, parts: int, rows: Array | None = None) -> list[RowLengths]:
         """Return the rows of those of ``parts`` ranks of which one is the slowest.
 
-        Of rows with equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths
+        With rows of equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths
         (attention) and with the longest response are looked at.
         """
         chosen = np.arange(len(self.prompts)) if rows is None else rows

@@ -1,7 +1,7 @@
 """The view of a weight transition: per rank, per pair of ranks, per rung of the ladder, and box by box for some parameters.
 
-Layers that lie alike move alike, so the boxes are those of the first layer and of what is in no layer. Of many ranks some are
-shown box by box, and the matrix brings ranks together; nothing is counted twice or left out of a sum.
+Layers that lie alike move alike, so the boxes are those of the first layer and of what is in no layer. Some of many ranks are shown
+box by box, and the matrix brings ranks together; nothing is counted twice or left out of a sum.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@
     the plan (hfsdk.viz.pictures.plan)
 
 One message goes each way: the browser sends the newest values when no answer is outstanding, the kernel answers with the whole
-view. What comes between is dropped, so that at most one plan is being searched for. In a notebook the saved output is the frozen
-picture at every moment; the widget has no output of its own but moves into that one (``initialize`` in ``static/what_if.js``).
+view. Settings that come between are dropped, so that at most one plan is being searched for. In a notebook the saved output is the
+frozen picture at every moment; the widget has no output of its own but moves into that one (``initialize`` in
+``static/what_if.js``).
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class LiveWhatIf:
         self._handle = display(self._bundle(), raw=True, display_id=True)
 
     def close(self) -> None:
-        """End the thread and let go of the ``WhatIf``; the widget's end calls it. What is shown stays, frozen."""
+        """End the thread and let go of the ``WhatIf``; the widget's end calls it. The picture stays, frozen."""
         with self._wake:
             self._closed = True
             self._wake.notify()
