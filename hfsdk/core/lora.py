@@ -152,15 +152,10 @@ class LoRA(NamedFields):
             before: the description of the adapters that training began with; entries that training has not changed stay.
         """
         modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
-        unchanged = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
-        said = {
-            "task_type": "SEQ_CLS" if scalar else "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "lora_dropout": 0.0,
-            **unchanged,
-        }
+        same = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
+        config = {"task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base, "lora_dropout": 0.0, **same}
         return {
-            **said, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
+            **config, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
             "use_rslora": self.rank_stabilised, "target_modules": [name for name in modules if self.takes(name)],
             "modules_to_save": ["score"] if scalar else None,
         }  # fmt: skip

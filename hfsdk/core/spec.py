@@ -233,13 +233,11 @@ def family_of(config: Mapping[str, Any], name: str) -> str:
             f"{name} has architecture {listed_architectures or 'none'}; hfsdk runs {', '.join(sorted(FAMILIES))}. "
             "Use a model of one of these architectures."
         )
-    family = FAMILIES[known_families[0]]
+    class_name = known_families[0]
+    family = FAMILIES[class_name]
     kind = config.get("model_type")  # by which transformers chooses the model
     require(
-        kind in (None, family),
-        name,
-        f"model_type={shown(kind)} beside {known_families[0]}",
-        f"{known_families[0]} with model_type={family!r}",
+        kind in (None, family), name, f"model_type={shown(kind)} beside {class_name}", f"{class_name} with model_type={family!r}"
     )
     return family
 

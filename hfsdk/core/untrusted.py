@@ -258,11 +258,8 @@ def _place(folder: str, name: str) -> tuple[str, str]:
     # The link's text is worked out, not followed: following would open what it points at.
     parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
     above = (real, os.path.dirname(real))  # a snapshot of the hub's cache, or a folder in one
-    caches = [
-        os.path.dirname(os.path.dirname(folder_above))
-        for folder_above in above
-        if os.path.basename(os.path.dirname(folder_above)) == "snapshots"
-    ]
+    snapshots = [os.path.dirname(place) for place in above if os.path.basename(os.path.dirname(place)) == "snapshots"]
+    caches = [os.path.dirname(place) for place in snapshots]
     if base and parent in (real, *(os.path.join(cache, "blobs") for cache in caches)):
         return parent, base
     raise _RefusedError(

@@ -184,10 +184,8 @@ class StoreServer:
                 return
             if len(connection.read) < whole:
                 return
-            signature, content = (
-                bytes(connection.read[HEADER.size : HEADER.size + HASH_BYTES]),
-                bytes(connection.read[whole - length : whole]),
-            )
+            signature = bytes(connection.read[HEADER.size : HEADER.size + HASH_BYTES])
+            content = bytes(connection.read[whole - length : whole])
             del connection.read[:whole]
             if not hmac.compare_digest(signature, connection.hears.hash_of(content)):
                 self._refuse(connection)

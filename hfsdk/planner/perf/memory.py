@@ -233,10 +233,8 @@ def bases_once(roles: Iterable[RoleSpec], estimates: Mapping[str, MemoryEstimate
     keys = {role.name: base_key(role) for role in roles}
     others = held_by_others({name: HeldBase(keys[name], estimate.base) for name, estimate in estimates.items()})
     return {
-        name: estimate
-        if name not in others
-        else replace(estimate, weights=estimate.weights - estimate.base, base=0, base_with=others[name])
-        for name, estimate in estimates.items()
+        name: replace(e, weights=e.weights - e.base, base=0, base_with=others[name]) if name in others else e
+        for name, e in estimates.items()
     }
 
 
@@ -281,17 +279,10 @@ def alike_devices(
             if sum(estimate.asleep > 0 for estimate in estimates.values()) > 1:
                 estimates = {name: replace(estimate, asleep=0) for name, estimate in estimates.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
-            yield (
-                DeviceMemory(
-                    device=numbers[0],
-                    device_name=spec.name,
-                    pool=pool.name,
-                    exists=spec.memory_bytes,
-                    process=process,
-                    roles=estimates,
-                ),
-                tuple(numbers),
+            memory = DeviceMemory(
+                device=numbers[0], device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=estimates
             )
+            yield memory, tuple(numbers)
 
 
 @checked

@@ -121,11 +121,9 @@ class Space:
         resident, working = np.full((len(by_size), most), np.inf), np.full((len(by_size), most), np.inf)
         own, base = np.full(len(by_size), np.inf), np.zeros(len(by_size))
         for s, candidates in enumerate(by_size):
-            seconds[s, : len(candidates)], resident[s, : len(candidates)], working[s, : len(candidates)] = (
-                candidates.seconds,
-                candidates.resident,
-                candidates.working,
-            )
+            count = len(candidates)
+            seconds[s, :count], resident[s, :count] = candidates.seconds, candidates.resident
+            working[s, :count] = candidates.working
             own[s], base[s] = candidates.own.min(initial=np.inf), candidates.base.min(initial=np.inf) if len(candidates) else 0.0
         self._pads[item, kind] = seconds, resident, working, Least(resident.min(1), own, base)
         return self._pads[item, kind]
