@@ -32,7 +32,7 @@ def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
     """Assert what must hold in the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
 
     Args:
-        metrics: what ``actor.update`` returned, a Step, or the rows.
+        metrics: the metrics that ``actor.update`` returned, a Step, or the rows.
         tolerance: largest ``|ratio - 1|`` and approximate KL; about 0.05 in bf16, and with log-probs of the rollout.
     """
     from hfsdk.algorithms.invariants import invariants
@@ -56,7 +56,7 @@ def assert_not_below(baseline: str | Path, result: Experiment) -> None:
 
     Args:
         baseline: a file that ``Experiment.save_baseline`` wrote.
-        result: what ``session.compare`` returned.
+        result: the result of ``session.compare``.
 
     Raises:
         OptionError: the file is no baseline of these algorithms and steps.

@@ -84,8 +84,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn the teacher's log-probs into advantages, in a CPU task over the whole batch.
 
     Args:
-        batch: with old_log_probs and ref_log_probs, which are the teacher's.
-        options: those of `Advantages`.
+        batch: rows with old_log_probs and ref_log_probs, which are the teacher's.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards (minus the reverse KL of each token), advantages and ``kl`` (student's minus teacher's

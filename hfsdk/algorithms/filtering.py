@@ -53,7 +53,7 @@ def informative(batch: Batch) -> Batch | None:
     """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores.
 
     Args:
-        batch: with advantages and group.
+        batch: rows with advantages and group.
     """
     rows = taught_by(batch, rows_with_advantages, "advantages")
     if len(rows) == len(batch):
@@ -98,8 +98,8 @@ def one_after_the_other(first: Batch, second: Batch, groups_before: int) -> Batc
 
     Args:
         first: rows that come first.
-        second: with the same columns.
-        groups_before: what is added to the second's group numbers.
+        second: rows with the same columns.
+        groups_before: the number that is added to the second's group numbers.
     """
     a, b = len(first), len(second)
     names = [name for name in first.columns if name in second]

@@ -113,8 +113,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn the scores of several rewards into advantages relative to the group, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores, group and ``scores_of_<name>`` of each part; groups may differ in size.
-        options: those of `Advantages`.
+        batch: rows with scores, group and ``scores_of_<name>`` of each part; groups may differ in size.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token; a response whose group has one score of each part gets 0.

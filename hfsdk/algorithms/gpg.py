@@ -95,8 +95,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages over the group's mean, raised for the groups of one score, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; groups may differ in size. One whose scores are all the same gets 0.
-        options: those of `Advantages`.
+        batch: rows with scores and group; groups may differ in size. One whose scores are all the same gets 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token.

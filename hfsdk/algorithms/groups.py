@@ -17,9 +17,9 @@ def group_mean(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor
 
     Args:
         scores_N: one score per sequence, shape [N].
-        group_N: shape [N].
-        alone: of a group of one: ``"zero"`` takes its own score as the mean, so that its distance is 0 (it has nobody to be better
-            than), ``"score"`` takes 0 (verl: mean 0 and deviation 1).
+        group_N: the group of every response, shape [N].
+        alone: the rule for a group of one: ``"zero"`` takes its own score as the mean, so that its distance is 0 (it has
+            nobody to be better than), ``"score"`` takes 0 (verl: mean 0 and deviation 1).
 
     Raises:
         OptionError: another ``alone``.
@@ -77,8 +77,8 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
     Args:
         scores_N: one score per sequence, shape [N].
         group_N: whole numbers; sequences with the same number answer the same prompt; shape [N].
-        low: the range's ends; by default the lowest and the highest of all the scores.
-        high: see ``low``.
+        low: the range's lower end; by default the lowest of all the scores.
+        high: its upper end; by default the highest of them.
 
     Returns:
         The new scores, shape [N]; a group whose scores are all the same keeps them, and so does a group of one.

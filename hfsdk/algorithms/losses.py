@@ -163,7 +163,7 @@ def check_kl_of_loss(kl: str, by_ratio: bool, where: str = "") -> None:
     """Refuse an estimator that has not the gradient of a KL in a loss.
 
     Args:
-        kl: the estimator.
+        kl: the KL's estimator.
         by_ratio: whether the ratio weighs it.
         where: the option's companion, for the message.
     """

@@ -65,8 +65,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages over the optimal baseline, in a CPU task over the whole batch.
 
     Args:
-        batch: as that of `hfsdk.algorithms.rloo.advantages`.
-        options: those of `Advantages`.
+        batch: rows as those of `hfsdk.algorithms.rloo.advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages and, where ``kl_coef`` is not 0, ``kl``, per token.

@@ -92,8 +92,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages by pass@k, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; groups may differ in size. One in which all subsets of k pass, or none, gets 0.
-        options: those of `Advantages`.
+        batch: rows with scores and group; groups may differ in size. One in which all subsets of k pass, or none, gets 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token.

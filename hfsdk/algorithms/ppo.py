@@ -131,9 +131,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
+        batch: rows with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
             where ``kl_coef`` is not 0.
-        options: those of `Advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards, advantages, returns (advantages before whitening, plus values) and, where ``kl_coef``

@@ -143,7 +143,7 @@ def missing_eos_penalty(rewards_T: Tensor, ended_N: Tensor, lengths_N: Tensor, p
         rewards_T: rewards, shape [T].
         ended_N: whether the sequence ended by itself, bool, shape [N].
         lengths_N: response lengths, shape [N].
-        penalty: in score units, at least 0.
+        penalty: the penalty in score units, at least 0.
 
     Returns:
         Rewards, shape [T].
@@ -243,7 +243,7 @@ def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tenso
     Call it on the whole batch: whitening the parts separately is another algorithm.
 
     Args:
-        x_T: shape [T].
+        x_T: the values, shape [T].
         shift_mean: whether the mean becomes 0.
         unbiased: see `masked_var`.
 
@@ -268,8 +268,8 @@ def binary_divergence(log_probs_T: Tensor, old_log_probs_T: Tensor, kind: str = 
     log((1 - pi_old) / (1 - pi))``: lower bounds of those of the whole distributions. Exactly 0 where the two are equal.
 
     Args:
-        log_probs_T: of the policy being trained, shape [T].
-        old_log_probs_T: of the policy that sampled, shape [T].
+        log_probs_T: log-probabilities of the policy being trained, shape [T].
+        old_log_probs_T: log-probabilities of the policy that sampled, shape [T].
         kind: ``"tv"`` or ``"kl"``.
 
     Returns:
@@ -306,9 +306,9 @@ def policy_loss_terms(
     advantages by ``-c A`` (Ye et al.). The log-ratio is cut at `MAX_LOG_RATIO` from above.
 
     Args:
-        log_probs_T: of the policy being trained, shape [T]; carries the gradient.
-        old_log_probs_T: of the policy that the batch belongs to, shape [T].
-        advantages_T: shape [T].
+        log_probs_T: log-probabilities of the policy being trained, shape [T]; carries the gradient.
+        old_log_probs_T: log-probabilities of the policy that the batch belongs to, shape [T].
+        advantages_T: advantages, shape [T].
         clip_low: epsilon below 1.
         clip_high: epsilon above 1.
         dual_clip: c, above 1, or ``None``.
@@ -338,10 +338,10 @@ def value_loss_terms(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, 
     ``0.5 * max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)`` (OpenAI baselines' PPO; N details).
 
     Args:
-        values_T: of the critic being trained, shape [T]; carries the gradient.
-        old_values_T: of the critic before this batch, the ones the returns were made with, shape [T].
+        values_T: values of the critic being trained, shape [T]; carries the gradient.
+        old_values_T: values of the critic before this batch, the ones the returns were made with, shape [T].
         returns_T: targets, shape [T].
-        clip: in value units; ``None`` turns clipping off.
+        clip: the largest change, in value units; ``None`` turns clipping off.
 
     Returns:
         Loss, and whether the clipped error was the larger (bool); both of shape [T].

@@ -170,7 +170,7 @@ def update_numbers(role: str, metrics: Metrics | None) -> dict[str, float]:
 
     Args:
         role: put before the names of `EACH_UPDATE`.
-        metrics: of the update; ``None`` gives no numbers.
+        metrics: the update's metrics; ``None`` gives no numbers.
     """
     rows = [] if metrics is None else metrics.rows
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in PLACES}

@@ -215,17 +215,17 @@ def explain(
     """Say what the numbers of a configuration mean: batches, roles, memory by phase, a simulated step, and what is wrong with them.
 
     Args:
-        config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of
-        a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
+        config: a configuration of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted
+            keys), the words of a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
         overrides: texts such as ``"data.train_batch_size=512"``, which win over it, or ``"~data.seed"``, which leaves a key out.
-        system: whose it is, where its keys do not tell.
+        system: the system that reads it, where its keys do not tell.
         model: the architecture, where the configuration's name of it is no preset's: a preset, a folder, an ``hf.ModelSpec``, or by
             role, ``{"critic": "qwen2.5-7b"}``.
         gpu: the kind of its GPUs, one of ``hfsdk.core.cluster.DEVICES``.
         cluster: the devices, e.g. ``"2x8 H100"``; by default as many as the configuration says, of kind ``gpu``.
-        prompts: of one step; of hfsdk's own configuration alone.
-        prompt_tokens: of the longest prompt, where the configuration does not limit it.
-        session: whose roles and placement an algorithm runs on; of hfsdk's own configuration alone.
+        prompts: prompts of one step; for hfsdk's own configuration alone.
+        prompt_tokens: tokens of the longest prompt, where the configuration does not limit it.
+        session: the session whose roles and placement an algorithm runs on; for hfsdk's own configuration alone.
 
     Returns:
         The explanation; nothing is run but one step of the simulation. A number that a key which is not read could change is left
@@ -376,9 +376,9 @@ def read_own(
 
     Args:
         algorithm: e.g. ``hf.GRPO(n=8)``.
-        session: has the roles it uses.
-        prompts: of one step; by default that of ``session.prompts``.
-        prompt_tokens: of the longest prompt.
+        session: the session that has the roles it uses.
+        prompts: prompts of one step; by default those of ``session.prompts``.
+        prompt_tokens: tokens of the longest prompt.
 
     Raises:
         OptionError: there is no session, or it has no actor.

@@ -68,8 +68,8 @@ def specs_of(step: StepConfig, model: Model | Mapping[str, Model] | None) -> Spe
     """Return the architecture of every role.
 
     Args:
-        step: names the models.
-        model: of the actor and all roles that have its model, or by role.
+        step: the step, which names the models.
+        model: the model of the actor and all roles that have its model, or by role.
 
     Raises:
         OptionError: it names a role that the step lacks.
@@ -137,10 +137,10 @@ def lora_asked(
 
     Args:
         rank: 0 and ``None`` are none.
-        alpha: what their output is multiplied with, times 1 / rank.
+        alpha: the adapters' output is multiplied by alpha / rank.
         targets: names of layers, ``"all-linear"``, or nothing for all of them.
         rule: adds a finding where something does not hold.
-        key: of the rank, for findings.
+        key: the key that sets the rank, for findings.
         stabilised: whether it is 1 / the root of the rank (rsLoRA).
     """
     if not rank:
@@ -180,9 +180,9 @@ def shared_experts(experts: int, expert_tp: int | None, tp: int, dp: int) -> int
         tp4 dp8, EP 8, ETP 1     ep2     E / 8 whole experts: as many weights as E / 2, each cut in 4
 
     Args:
-        experts: EP.
+        experts: expert-parallel size.
         expert_tp: ETP; ``None`` is tp, as in Megatron.
-        tp: of the other weights.
+        tp: tensor parallelism of the other weights.
         dp: replicas.
     """
     parts = max(1, experts) * max(1, expert_tp or tp)

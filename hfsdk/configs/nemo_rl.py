@@ -82,8 +82,8 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     """Return the step that a configuration of NeMo-RL asks for.
 
     Args:
-        s: its keys.
-        prompt_tokens: of the longest prompt, where the caller says.
+        s: the configuration's keys.
+        prompt_tokens: tokens of the longest prompt, if the caller gives them.
 
     Raises:
         OptionError: a key's value is of the wrong kind.

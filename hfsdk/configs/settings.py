@@ -215,9 +215,9 @@ class Settings:
         """Return a value of a key that is not read, with references to other keys resolved where they can be.
 
         Args:
-            key: the key.
+            key: the key with its dots.
             value: given, or its default.
-            defaults: of the release, of all keys.
+            defaults: the release's defaults of all keys.
         """
         apart = replace(self, defaults={**defaults, **self.defaults}, read={}, at_default={})
         try:

@@ -413,9 +413,9 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     systems that are not read are known too, so that theirs are refused by name.
 
     Args:
-        name: of the configuration in messages.
-        keys: its keys.
-        runs: what a command line of it runs, or ``""``.
+        name: the configuration's name in messages.
+        keys: the configuration's keys.
+        runs: the program that its command line runs, or ``""``.
 
     Raises:
         OptionError: it is of none that is read.

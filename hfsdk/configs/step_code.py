@@ -120,9 +120,9 @@ def code_of(
     """Return the step in hfsdk, its simulated trace, and why there is none.
 
     Args:
-        step: the step.
+        step: the configuration's step.
         specs: architecture of every role.
-        cluster: as many devices as the step's pools have.
+        cluster: a cluster with as many devices as the step's pools have.
         simulated: whether it is run at all.
     """
     refused = ""

@@ -108,9 +108,9 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     """Return the step that a GRPOConfig asks for.
 
     Args:
-        s: its keys, and those of what launches it.
+        s: the configuration's keys, and those of its launcher.
         num_gpus: devices, where the caller gave a cluster.
-        prompt_tokens: of the longest prompt, where the caller says.
+        prompt_tokens: tokens of the longest prompt, if the caller gives them.
 
     Raises:
         OptionError: a key's value is of the wrong kind.

@@ -49,10 +49,10 @@ def apply_template(tokenizer: Any, chat: Chat, folder: str, *, ready: bool = Tru
     """Return a chat in the template of transformers' tokenizer.
 
     Args:
-        tokenizer: transformers' own.
+        tokenizer: a tokenizer of transformers.
         chat: the conversation.
         folder: the model's folder, for messages.
-        ready: for the assistant's turn, with what asks for an answer behind it.
+        ready: whether the text ends with the header that asks the assistant for an answer.
 
     Raises:
         OptionError: the template does not take the chat, is no template, or does not come to an end.

@@ -69,7 +69,7 @@ def checked(function: F | None = None, *, error: type[HfsdkError] = OptionError)
     ``contextmanager``. A call costs about a microsecond and a quarter of one per argument.
 
     Args:
-        function: what to check.
+        function: the function whose arguments are checked.
         error: the error to raise, where a more telling one than ``OptionError`` exists.
     """
     if function is None:

@@ -68,7 +68,7 @@ def read_messages(value: Sequence[Mapping[str, Any]], what: str) -> list[Message
     """Return a conversation's messages as templates read them.
 
     Args:
-        value: see the module's text.
+        value: messages in any shape of the module's table.
         what: names it in a refusal.
 
     Raises:
@@ -81,10 +81,10 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
     """Return a conversation with what else goes into the template.
 
     Args:
-        value: its messages.
+        value: the conversation's messages.
         what: names it in a refusal.
-        tools: of its row: a list of descriptions, or the same as JSON; ``None`` or empty for none.
-        options: of its row: names and values; ``None`` or empty for none.
+        tools: the row's tools: a list of descriptions, or the same as JSON; ``None`` or empty for none.
+        options: the row's template options: names and values; ``None`` or empty for none.
 
     Raises:
         OptionError: one of them is something else.
@@ -105,8 +105,8 @@ def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
     """Check that a system message that stands in a column of its own is in the conversation.
 
     Args:
-        said: what the column has in this row; ``None`` without one.
-        messages: of the conversation; none of a text.
+        said: the column's value in this row; ``None`` without one.
+        messages: the conversation's messages; a text has none.
         what: names it in a refusal.
 
     Raises:

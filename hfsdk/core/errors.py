@@ -106,7 +106,7 @@ class CallError(HfsdkError, RuntimeError):
         role: the role whose call failed, e.g. ``"actor"``.
         method: the method, e.g. ``"generate"``.
         rank: the worker's rank in the role, or ``None`` when it is not one rank's failure.
-        line: where the user started the call, e.g. ``"cell 4, line 2"``.
+        line: the line that started the call, e.g. ``"cell 4, line 2"``.
         details: the worker's traceback or its last spans, as text.
     """
 

@@ -111,7 +111,7 @@ class Experiment:
 
     @property
     def verdict(self) -> tuple[Judgement, ...]:
-        """One judgement per algorithm; see the module's text for how."""
+        """One judgement per algorithm: pass unless its score is below the baseline's by more than twice the standard error."""
         judged = []
         for name in self.algorithms:
             scores = list(self.final_scores(name).values())

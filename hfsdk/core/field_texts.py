@@ -52,7 +52,7 @@ def field_lines(kind: Any, defaults: Mapping[str, Any], names: Iterable[str] = (
 
     Args:
         kind: the class.
-        defaults: by name; a field that has none must be given.
+        defaults: defaults by name; a field that has none must be given.
         names: the fields to show, in their order; by default all that have a docstring.
     """
     texts: dict[str, str] = {}

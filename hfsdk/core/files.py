@@ -96,10 +96,10 @@ def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[
     """Write a file that the user asked for; say when that replaces one that this process did not write.
 
     Args:
-        path: where; a text or a path.
+        path: the file's path, a text or a ``Path``.
         content: all of it; text becomes UTF-8.
         what: for messages, e.g. ``"the report"``.
-        notice: takes what is to be said; by default a warning.
+        notice: takes the notice's text; by default a warning.
 
     Returns:
         The path, as it was given.
@@ -264,9 +264,9 @@ def check_files(folder: AnyPath, files: Mapping[str, FileSum], parts: Collection
     """Compare files with what was noted when they were written: all sizes first, then every byte, several files at a time.
 
     Args:
-        folder: where they are.
-        files: by path in it.
-        parts: those to read; by default all. Sizes are compared of all.
+        folder: the folder that has them.
+        files: each file's sum, by path in the folder.
+        parts: the files to read; by default all. Sizes of all are compared.
 
     Raises:
         CheckpointError: names the first that is missing or different.

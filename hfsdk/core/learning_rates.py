@@ -82,7 +82,7 @@ def suggested_rate(num_parameters: int, learns: str) -> SuggestedRate:
     """Return the row for a model of this size.
 
     Args:
-        num_parameters: of the model, embeddings included.
+        num_parameters: the model's number of parameters, embeddings included.
         learns: a key of `RATES`.
     """
     return next(row for row in RATES[learns] if num_parameters <= row.most_parameters)

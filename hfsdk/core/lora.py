@@ -147,7 +147,7 @@ class LoRA(NamedFields):
 
         Args:
             spec: the model that they adapt.
-            base: its folder.
+            base: the base model's folder.
             scalar: whether a scalar head is saved with them.
             before: the description of the adapters that training began with; entries that training has not changed stay.
         """

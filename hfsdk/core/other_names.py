@@ -119,11 +119,11 @@ def unknown_name(
 
     Args:
         what: the algorithm, loss or function, as the user calls it.
-        name: what was given.
+        name: the name that the user wrote.
         existing: the names that exist.
         others: hfsdk's name -> its names elsewhere, divided by spaces.
         elsewhere: names divided by spaces -> where in hfsdk that is.
-        kind: what it is called in the message.
+        kind: the noun for it in the message.
     """
     lowered = name.lower()
     ours = [option for option, names in others.items() if lowered in names.split()]

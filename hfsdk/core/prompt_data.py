@@ -46,8 +46,9 @@ def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict
     """Return (prompts, the other columns) of the user's data.
 
     Args:
-        source: see the module's text. Of TRL's rows with ``prompt`` and ``completion`` the completion is another column.
-        column: where the prompts are; by default as :func:`prompt_column` finds it.
+        source: a ``datasets.Dataset``, a DataFrame, a Series, a dict of columns, or a list. In TRL's rows with ``prompt`` and
+            ``completion`` the completion is another column.
+        column: the column that has the prompts; by default the one that :func:`prompt_column` finds.
 
     Raises:
         ColumnError: there is no such column, or the source is something else.
@@ -159,7 +160,7 @@ def question_of(
     Args:
         prompt: a text, token ids, or a conversation.
         what: names it in a refusal.
-        row: its place.
+        row: the row's number.
         columns: the others of the data, among which are tools and options of the chat template.
         chat: whether a text is put into the chat template, as the user's turn.
         system: the system message of a conversation that has none.
@@ -187,8 +188,8 @@ def check_no_question(values: Mapping[str, Any], of: str) -> None:
     """Check that no other column has the prompt of a pair that has none of its own.
 
     Args:
-        values: what the columns `QUESTIONS` have in its row.
-        of: names the pair.
+        values: the row's values in the columns `QUESTIONS`.
+        of: the pair's name in messages.
 
     Raises:
         OptionError: one has it by another name.

@@ -74,9 +74,9 @@ class ResponseLengths(NamedFields):
         """Return the log-normal distribution that has this median and mean, in tokens: sigma^2 = 2 ln(mean / median).
 
         Args:
-            median: in tokens.
-            mean: in tokens, before anything is cut; at least the median.
-            source: where they come from.
+            median: the median in tokens.
+            mean: the mean in tokens, before anything is cut; at least the median.
+            source: the run or paper that they come from.
 
         Raises:
             OptionError: the mean is below the median.
@@ -93,7 +93,7 @@ class ResponseLengths(NamedFields):
 
         Args:
             quantiles: share of responses (between 0 and 1) -> tokens that they have at most; two at least, both ascending.
-            source: where they come from.
+            source: the run or paper that they come from.
 
         Raises:
             OptionError: they are not ascending, or fewer than two.

@@ -41,7 +41,7 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tup
     """Return the positional and the named arguments of a reward function, out of what there is.
 
     Args:
-        function: as :func:`check_reward_function` wants it.
+        function: the reward, as :func:`check_reward_function` wants it.
         values: prompts, completions, completion_ids and the data's columns. A function of one argument under a name that is not
             among them, or that takes no columns, gets the completions there.
     """
@@ -60,9 +60,9 @@ def check_columns(function: Callable[..., Any], name: str, columns: Collection[s
     """Return what a reward function must be given and is not, in words; ``""`` where nothing lacks.
 
     Args:
-        function: as :func:`check_reward_function` wants it.
-        name: for the message.
-        columns: of the data, in addition to :data:`GIVEN`.
+        function: the reward, as :func:`check_reward_function` wants it.
+        name: the reward's name in the message.
+        columns: columns of the data, in addition to :data:`GIVEN`.
     """
     parameters = inspect.signature(function).parameters
     kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)

@@ -85,8 +85,8 @@ class AdamW(NamedFields):
         """Return the same with a learning rate and a warm-up: its own, or those suggested.
 
         Args:
-            num_parameters: of the model.
-            learns: what it learns: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
+            num_parameters: the model's number of parameters.
+            learns: the role's objective: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
             adapters: whether only adapters (LoRA) are trained, which take larger steps.
 
         Raises:

@@ -148,7 +148,7 @@ def choose_sizes(
     vLLM's own default.
 
     Args:
-        options: as declared.
+        options: the role's options as declared.
         spec: the model.
         device: the GPU.
         tp: tensor-parallel size of the rollout.

@@ -102,8 +102,8 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
     Args:
         config: the whole of it; a length that it names outside the rope parameters is the one that counts.
         rope: its :func:`rope_parameters`.
-        family: of the model.
-        name: of the model, for messages.
+        family: the model's family.
+        name: the model's name in messages.
 
     Raises:
         UnsupportedModelError: another rope type, or a number that is missing or none.

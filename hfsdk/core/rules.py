@@ -375,9 +375,9 @@ class Refusal:
     """A rule's no.
 
     Attributes:
-        wanted: what would have been taken, where the rule's own words do not tell.
-        at: where inside the value, e.g. ``"[3]"``.
-        value: what stands there.
+        wanted: the accepted values in words, where the rule's own words do not tell.
+        at: the place inside the value, e.g. ``"[3]"``.
+        value: the value that stands there.
     """
 
     wanted: str = ""

@@ -223,7 +223,7 @@ class Trace:
 
         Args:
             other: a trace, or seconds by call or method: ``trace.compare({"generate": 4.0, "update": 9.0})``.
-            names: what to call this one and the other; by default their titles.
+            names: names for this trace and the other; by default their titles.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.

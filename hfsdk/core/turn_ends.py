@@ -53,7 +53,7 @@ class TurnEnds:
         """Read a folder's files, and put together what all sources say.
 
         Args:
-            folder: of the model.
+            folder: the model's folder.
             tokenizer: the id of its tokenizer's ``eos_token``.
             behind_answers: the special tokens that its chat template writes behind an answer, in their order.
             name: says a token in a note.

@@ -70,9 +70,9 @@ def open_file(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
     """Open a regular file of a folder, for reading bytes.
 
     Args:
-        folder: where; a link to a folder is one.
-        name: of the file, without any path.
-        error: to be raised.
+        folder: the folder; a link to a folder counts as one.
+        name: the file's name, without any path.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: there is none, or something else; says what (or the ``error`` given).
@@ -89,10 +89,10 @@ def read_file(
     """Return the content of a regular file of a folder.
 
     Args:
-        folder: where.
-        name: of the file.
+        folder: the folder that has the file.
+        name: the file's name.
         most_bytes: that it may have; by default of its kind (:data:`MOST_BYTES`).
-        error: to be raised.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: as :func:`open_file`, and where it is larger.
@@ -134,9 +134,9 @@ def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]
     Entries that name further files are left out (:func:`without_files`).
 
     Args:
-        folder: where.
-        name: of the file.
-        change: returns what it shall say; changes nothing in its argument.
+        folder: the folder that has the file.
+        name: the file's name.
+        change: returns the object to write, and leaves its argument as it is.
 
     Raises:
         ModelNotFoundError: as :func:`read_json`.
@@ -309,8 +309,8 @@ def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
     """Return what JSON says.
 
     Args:
-        content: in UTF-8.
-        most_parts: lists, objects and what is in them, all together.
+        content: the text, in UTF-8.
+        most_parts: the most lists, objects and items of theirs, all together.
 
     Raises:
         ValueError: it is none, has a name twice (readers differ in which they take), a text without a UTF-8 form, or too much.
@@ -367,10 +367,10 @@ def private_copy(
     Configurations are copied without what would have a library read further files (:func:`without_files`).
 
     Args:
-        folder: whose.
-        names: of files that are read whole.
-        change: what becomes of a configuration, by its name.
-        error: to be raised.
+        folder: the folder that the files are in.
+        names: names of the files that are read whole.
+        change: returns a configuration as it is to be written, by its name.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: one of them is there and is no file that can be read.

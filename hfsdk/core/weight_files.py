@@ -68,17 +68,17 @@ class WeightFiles:
     """The files of weights in a folder, opened as they are needed; a context manager that closes them.
 
     Attributes:
-        folder: where they are.
+        folder: the folder that has them.
         files: name of a tensor -> name of its file.
-        source: path of what says so, the index or the file itself.
+        source: path of the index, or of the single file.
     """
 
     def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
         """Read the index or, of a single file, its header.
 
         Args:
-            folder: where.
-            name: of the single file; an index has ``.index.json`` behind it.
+            folder: the folder that has them.
+            name: name of the single file; an index has ``.index.json`` behind it.
 
         Raises:
             ModelNotFoundError: there are none, or one of the two is damaged.

@@ -36,8 +36,8 @@ def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = F
     """Compare a folder's weights with a model.
 
     Args:
-        files: of the folder.
-        spec: what they should be.
+        files: the folder's files.
+        spec: the model that they should have.
         scalar: whether a scalar head takes the place of a language model's.
 
     Raises:
@@ -62,8 +62,8 @@ def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool
     """Compare a folder's adapters with those that a model needs.
 
     Args:
-        files: of the folder.
-        spec: what they should be.
+        files: the folder's files.
+        spec: the model that they should have.
         scalar: whether the model has a scalar head, which may be saved with them.
 
     Raises:

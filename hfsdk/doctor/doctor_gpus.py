@@ -42,7 +42,7 @@ class Facts:
 
     Attributes:
         driver: the driver's version; ``""`` where nvidia-smi does not tell.
-        gpus: as nvidia-smi lists them.
+        gpus: the GPUs that nvidia-smi lists.
         visible: ``CUDA_VISIBLE_DEVICES``; ``None`` where it is not set.
         torch: its version, with its build; ``""`` where it is not installed.
         torch_sees: how many GPUs; ``None`` where it could not be asked.

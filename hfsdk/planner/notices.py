@@ -23,7 +23,7 @@ def costly(roles: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec
     """Return a sentence for each role whose tp leaves its node, and for each pool of several kinds of GPUs.
 
     Args:
-        roles: as they are placed: layouts filled, ``nodes`` of their ranks known.
+        roles: the roles as placed: layouts filled, ``nodes`` of their ranks known.
         placement: the pools.
         cluster: GPUs; on processors nothing is said, where a node is one memory and the rest is for trying.
     """

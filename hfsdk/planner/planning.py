@@ -45,16 +45,16 @@ def plan_step(
 
     Args:
         recorded: the step's calls, e.g. from ``hfsdk.session.recording.record_step``.
-        roles: as declared; those with a model are placed. Layouts named in ``role.auto`` are searched, others kept.
+        roles: the roles as declared; those with a model are placed. Layouts named in ``role.auto`` are searched, others kept.
         cluster: the devices.
-        workload: what the calls were recorded for (its prices and steps; the lengths are in ``recorded``).
+        workload: the workload that the calls were recorded for (its prices and steps; the lengths are in ``recorded``).
         perf: predicts seconds; by default the presets.
         top: how many plans to return, the best one included.
         by_placement: whether two of them may share devices in the same way and differ in pool sizes.
         shadows: whether shadows (separation) are in the family.
         error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``; by
             default what published timings say of the presets (:data:`~hfsdk.planner.runners_up.PRESET_BANDS`).
-        placement: a preset's name (``"split"``, ...): who shares devices with whom is fixed, sizes and layouts are searched.
+        placement: a preset's name (``"split"``, ...): it fixes which roles share devices; sizes and layouts are searched.
         again: kept as ``plan.again``.
 
     Raises:

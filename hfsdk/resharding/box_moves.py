@@ -77,8 +77,8 @@ def cheapest_moves(
     """Take every needed box from the rank itself where it holds it, else from its node, else from any, the idlest first.
 
     Args:
-        present: who holds which boxes.
-        needed: who needs which.
+        present: the boxes that each rank holds.
+        needed: the boxes that each rank needs.
         nodes: the node of every rank.
         sent: elements that every rank has sent so far; counted on here.
         count: how often these moves will happen.

@@ -269,7 +269,7 @@ def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list
 
     Args:
         spec: the adapters.
-        boxes: of the weights, of either engine.
+        boxes: boxes of the weights, in either engine.
         stacked: whether the adapters of a fused layer lie in one A and one B (Megatron), or each in its own (vLLM).
     """
     rank, adapter_boxes = spec.lora.rank, []

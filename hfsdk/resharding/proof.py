@@ -85,7 +85,7 @@ class Witness:
     that mistakes one place for another is found, too.
 
     Args:
-        moves: of all ranks, or of this rank alone; the same on all ranks that compare.
+        moves: moves of all ranks, or of this rank alone; the same on all ranks that compare.
         rank: this rank in the moves.
         present: the boxes that it holds, if it gives.
         needed: the boxes that it needs, if it takes.

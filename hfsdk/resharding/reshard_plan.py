@@ -56,7 +56,7 @@ class ReshardPlan:
         spec: the model.
         train: the filled layout of training.
         rollout: the filled layout of generation; pp above 1 is planned, but no engine runs it.
-        dtype: of what moves.
+        dtype: the dtype that weights travel in.
         grouping: ``"strided"`` or ``"vanilla"``.
         nodes: the node of every rank.
         to_train: whether it leads back to the training layout.
@@ -96,7 +96,7 @@ class ReshardPlan:
         Args:
             spec: the model; ``hf.ModelSpec.preset("llama-70b")`` for one that exists only as numbers.
             train: e.g. ``"tp8 pp8 dp2"``; an open dp fills up to the rollout's size.
-            rollout: e.g. ``"tp8 dp16"``.
+            rollout: the rollout's layout, e.g. ``"tp8 dp16"``.
             dtype: ``"fp32"`` or ``"bf16"``: what travels.
             grouping: ``"strided"`` (HybridFlow section 5.3) or ``"vanilla"`` (consecutive ranks in both layouts).
             nodes: the node of every rank, or how many ranks a node has; by default all are on one.
@@ -424,8 +424,8 @@ def rows_by_rank(moves: Sequence[Move], boxes_by_rank: Sequence[Sequence[Box]]) 
     """Return for every rank which rows it has before, and which after the moves and from whom; columns where it is cut by these.
 
     Args:
-        moves: those into the parameter.
-        boxes_by_rank: for every rank the boxes it starts from.
+        moves: the moves into the parameter.
+        boxes_by_rank: every rank's boxes before the moves.
     """
     tensors = {move.tensor for move in moves}
     axis = _axis([box for boxes in boxes_by_rank for box in boxes if box.tensor in tensors], moves)

@@ -39,7 +39,7 @@ def broken_run(number: Count, session: Session) -> Any:
     Args:
         number: which, 1 to 6. 1 to 3 are batches that were just generated, 4 and 5 runs of ``session.train`` that went wrong, 6 is
             a reward and a batch that it has scored.
-        session: with an actor, a critic, a reference and a reward, placed on two devices.
+        session: a session with an actor, a critic, a reference and a reward, placed on two devices.
 
     Raises:
         OptionError: there is no such run.

@@ -38,8 +38,8 @@ def exercise(number: str, answer: Any = ...) -> Feedback:
     """Look at an answer to an exercise of a notebook; a wrong one gets a hint, never the answer.
 
     Args:
-        number: of the notebook and of the exercise in it, e.g. ``"04.1"``.
-        answer: what the exercise asks for: a number, a word, a function, or an algorithm; ``...`` is not answered yet.
+        number: the numbers of the notebook and of the exercise in it, e.g. ``"04.1"``.
+        answer: the answer: a number, a word, a function, or an algorithm; ``...`` is not answered yet.
 
     Returns:
         The reply, as a text; it is true where the answer is right.

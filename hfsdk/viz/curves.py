@@ -32,7 +32,7 @@ def advantages_figure(
         rewards: the reward per token, KL penalty included.
         advantages: the advantage per token.
         returns: drawn next to the values where given.
-        title: printed above.
+        title: the title above the picture.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

@@ -276,7 +276,7 @@ class LivePicture:
     ``on_message`` takes what its buttons send. ``kept_as`` names the session it is of, where that outlives the kernel.
 
     Attributes:
-        picture: what is shown now.
+        picture: the picture that is shown now.
         widget: the anywidget that shows it.
 
     Raises:
@@ -417,8 +417,8 @@ def paper_svg(name: str, view: Any) -> str:
     in a QuickJS context of its own: it keeps nothing and belongs to no thread.
 
     Args:
-        name: of the picture's module, e.g. ``"timeline"``.
-        view: what it shows, as JSON data.
+        name: the name of the picture's module, e.g. ``"timeline"``.
+        view: the picture's content, as JSON data.
 
     Raises:
         ModuleNotFoundError: quickjs-ng is not installed, or cannot be imported because no thread can be started.

@@ -81,7 +81,7 @@ class AdapterSlots:
         engine: vLLM's, just built with :func:`engine_arguments`.
         spec: the adapters.
         tp: tensor-parallel size.
-        tp_rank: this rank in it.
+        tp_rank: this rank's number in the tensor-parallel group.
         num_slots: how many adapters there are at once.
         on_cpu: whether vLLM's kernel is replaced.
 
@@ -262,8 +262,8 @@ def replace_kernel(manager: Any, used: dict[str, set[int]], rank: int) -> None:
 
     Args:
         manager: vLLM's, of its adapters.
-        used: by a layer's name, which of its parts have adapters.
-        rank: of the adapters, which may be less than the slots'.
+        used: the parts of a layer that have adapters, by the layer's name.
+        rank: the adapters' rank, which may be less than the slots'.
     """
     kernel = SlotKernel(rank)
     for name, layer in manager.modules.items():

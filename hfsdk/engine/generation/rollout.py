@@ -76,8 +76,8 @@ class Rollout:
         rank: this process in the world.
         world_size: ranks in the world, a multiple of ``tp``.
         dtype: ``"fp32"`` or ``"bf16"``.
-        options: sizes.
-        seed: of vLLM's own random state (sampling uses a seed per row).
+        options: the engine's sizes.
+        seed: the seed of vLLM's own random state (sampling uses a seed per row).
         job_id: names shared memory; see :func:`hfsdk.engine.generation.cpu_support_vllm.remove_segments`.
         recorder: takes spans and progress.
         load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
@@ -296,7 +296,7 @@ class Rollout:
         Args:
             prompts: token ids, int32.
             seeds: one per row.
-            sampling: how to draw.
+            sampling: temperature and the like.
             eos_token_ids: end a response unless ``sampling.ignore_eos``; the one drawn is kept in the response.
             safe: asked before the first and after every step.
             control_group: gloo group of the replica's ranks; ``None`` for tp=1.
@@ -577,11 +577,11 @@ def check_request(
     """Check what a rollout is asked to generate.
 
     Args:
-        spec: of its model.
+        spec: the spec of its model.
         longest: tokens of prompt and response together that it takes.
         prompts: token ids.
         seeds: one per row.
-        sampling: how to draw.
+        sampling: temperature and the like.
         row_ids: number of each row in the batch, for messages.
 
     Raises:

@@ -55,11 +55,11 @@ class Scorer:
     """Scores sequences with a rollout's engine; every method is called on all ranks of a replica with the same rows.
 
     Args:
-        engine: vLLM's.
+        engine: vLLM's engine.
         safe: asked after every step.
         group: gloo group of the replica's ranks; ``None`` for tp=1.
         longest: tokens that the engine takes, the one that it must be able to add included.
-        loras: what vLLM is told of each row's adapter.
+        loras: vLLM's request for each row's adapter.
     """
 
     def __init__(self, engine: Any, safe: SafePoint, group: ProcessGroup | None, longest: int, loras: Sequence[Any]) -> None:
@@ -84,9 +84,9 @@ class Scorer:
         """Return the log-probability of every response token, NaN where prompt and response fill the context to its last token.
 
         Args:
-            prompts: token ids.
-            responses: token ids.
-            temperatures: of each row; 0 (greedy) counts as 1.
+            prompts: the prompts' token ids.
+            responses: the responses' token ids.
+            temperatures: each row's temperature; 0 (greedy) counts as 1.
         """
         by_row: dict[int, Array] = {}
         for temperature in np.unique(temperatures):

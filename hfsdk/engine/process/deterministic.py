@@ -56,7 +56,7 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
     """Check that the engines have a deterministic mode on a GPU.
 
     Args:
-        name: of the GPU, e.g. ``"NVIDIA A100-SXM4-80GB"``.
+        name: the GPU's name, e.g. ``"NVIDIA A100-SXM4-80GB"``.
         capability: its compute capability.
 
     Raises:

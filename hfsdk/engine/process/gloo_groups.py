@@ -202,7 +202,7 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Make a proven group of gloo; collective over its ranks.
 
     Args:
-        store: what all ranks share, and nobody else can read or write.
+        store: a store that all ranks share and that nobody else can read or write.
         rank: this process in the group.
         size: ranks of the group.
         timeout: how long ranks wait for each other, to come and in a collective.

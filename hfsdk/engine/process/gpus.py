@@ -100,7 +100,7 @@ def default_dtype(device_name: str, simulated: bool) -> str:
     A simulation of GPUs has always taken fp32 unless it is told otherwise, and what it predicted stays what it was.
 
     Args:
-        device_name: of the session's devices, as ``ClusterSpec`` has it; processors' begin with "cpu".
+        device_name: the name of the session's devices, as ``ClusterSpec`` has it; processors' begin with "cpu".
         simulated: whether nothing runs on them.
     """
     return "fp32" if simulated or device_name.startswith("cpu") else "bf16"
@@ -144,7 +144,7 @@ def memory_share(needed: int, free: int, total: int) -> float:
     Args:
         needed: bytes of the weights and the key/value cache that it will hold.
         free: bytes free on the GPU, torch's cache emptied.
-        total: bytes of the GPU.
+        total: all bytes of the GPU.
 
     Raises:
         PlacementError: less is free than needed.

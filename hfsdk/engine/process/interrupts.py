@@ -48,7 +48,7 @@ def held(*passing: CodeType) -> Iterator[None]:
     Only the main thread hears a Ctrl-C: elsewhere nothing is held back. Holds nest; the outermost one delivers.
 
     Args:
-        passing: code in which an interrupt passes at once, because the block undoes what that had begun.
+        passing: code in which an interrupt passes at once, because the block undoes that code's effects.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -102,7 +102,7 @@ class StoreServer:
     """Serves a store on one address of this machine until it is closed.
 
     Attributes:
-        port: where it listens.
+        port: the port that it listens on.
         strangers: connections that were refused.
     """
 

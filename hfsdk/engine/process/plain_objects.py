@@ -39,9 +39,9 @@ def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
     """Return what every rank of a group sends, in their order; collective.
 
     Args:
-        value: this rank's.
+        value: this rank's object.
         kind: the type of each rank's value: of built-in types and dataclasses.
-        group: with gloo for tensors of the host.
+        group: a group with gloo for tensors of the host.
 
     Raises:
         NotPlainError: a value is of another type, or has more than :data:`MOST_BYTES`.

@@ -117,7 +117,7 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
     """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
 
     Args:
-        store: ``file://path``, or what :func:`serve` has returned.
+        store: ``file://path``, or an address that :func:`serve` has returned.
         rank: this process in the pool.
         world_size: processes in the pool.
         gpu: torch's number of this process's GPU; ``None`` without one.

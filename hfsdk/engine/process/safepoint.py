@@ -45,7 +45,7 @@ class SafePoint:
 
         Args:
             group: the ranks in lockstep; gloo.
-            error: what went wrong on this rank.
+            error: this rank's error.
             state: a number below 2^63 that must be the same on all of them, e.g. a checksum.
 
         Raises:

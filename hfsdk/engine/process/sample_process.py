@@ -37,10 +37,10 @@ def outcome_of(function: Callable[..., Any], name: str, arguments: Mapping[str, 
     """Run a reward function on lists of one sample, and return what became of it.
 
     Args:
-        function: in TRL's form.
-        name: for messages.
+        function: the reward, in TRL's form.
+        name: its name in messages.
         arguments: prompts, completions, completion_ids and the data's columns, a list of one each.
-        num_tokens: of the response, where each token is to be scored; ``None`` for one number.
+        num_tokens: the response's tokens, where each token is to be scored; ``None`` for one number.
     """
     began = time.perf_counter()
     try:

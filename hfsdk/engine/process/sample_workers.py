@@ -92,7 +92,7 @@ class SampleWorkers:
 
         Args:
             samples: one after the other, each to the next worker that is free.
-            timeout_s: most seconds of one.
+            timeout_s: the most seconds of one sample.
             most_failures: after so many no more are begun.
 
         Raises:

@@ -119,7 +119,7 @@ class DeviceBytes:
     """Bytes of devices after a call, worked out once for all calls after which they are the same.
 
     Args:
-        process_bytes: what a worker takes besides its roles.
+        process_bytes: the bytes of a worker's process besides its roles.
         on_cpu: whether the cluster's devices are processors.
     """
 

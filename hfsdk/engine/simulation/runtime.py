@@ -90,14 +90,14 @@ __all__ = [
 
 
 class SimulatedRuntime:
-    """Implements :class:`hfsdk.core.runtime.Runtime`; see the module's text.
+    """A :class:`hfsdk.core.runtime.Runtime` that predicts when each call would end, and runs none of them.
 
     Args:
         cluster: the devices to pretend.
-        costs: who predicts seconds.
+        costs: predicts the calls' seconds.
         response_lengths: ``"full"``, ``"uniform"``, ``"lognormal"`` or a :class:`ResponseLengths`.
         memory: ``memory(role, pool_size)`` predicts a role's bytes on each device.
-        process_bytes: what a worker takes besides.
+        process_bytes: the bytes of a worker's process besides its roles.
     """
 
     kind = "simulated"
@@ -522,7 +522,7 @@ def transport_reports(
 
     Args:
         role: the actor, or its shadow.
-        seconds: of the transition, or of this role's side of it.
+        seconds: seconds of the transition, or of this role's side of it.
         apart: the trained role and its shadow, where the rollout is apart.
     """
     first = 0

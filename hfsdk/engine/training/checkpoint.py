@@ -74,8 +74,8 @@ class StateWriter(threading.Thread):
     """A rank's share of a save, written in the background.
 
     Attributes:
-        error: what went wrong, once the thread has ended.
-        small: what Megatron has written of a save to a store, on rank 0.
+        error: the error that ended the save, or ``None``; to be read once the thread has ended.
+        small: Megatron's own files of a save to a store, on rank 0.
     """
 
     def __init__(self, role: str, folder: AnyPath, rank: int, num_ranks: int) -> None:
@@ -178,10 +178,10 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
     """Agree with the role's ranks on who writes what, and start writing.
 
     Args:
-        role: for the thread's name.
+        role: the role's name, for the thread's name.
         share: this rank's; it must not change until all is written.
-        shard: what of the role this rank holds.
-        groups: the role's.
+        shard: this rank's part of the role.
+        groups: the role's process groups.
         folder: the role's own, new or empty; one that every rank sees.
 
     Raises:
@@ -252,7 +252,7 @@ def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summa
     """Return what a folder's checkpoint holds, after its ranks have compared its files with their checksums; collective.
 
     Args:
-        folder: the role's own.
+        folder: the role's own folder.
         groups: the role's; each of its ranks reads a share of the files.
         checked: whether they were compared already.
 

@@ -60,10 +60,10 @@ def of_transformers(
 
     Args:
         full: the weights, under Hugging Face names.
-        folder: has its config.json.
+        folder: the folder with its config.json.
         rows: the sequence, one row.
-        position: of the hidden states that are kept.
-        temperature: divides the logits.
+        position: the position whose hidden states are kept.
+        temperature: the number that divides the logits.
     """
     from transformers import AutoModelForCausalLM
 

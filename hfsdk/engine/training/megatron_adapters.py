@@ -39,11 +39,11 @@ ADAPTER = ".adapter."
 
 
 class Adapter(torch.nn.Module):
-    """The adapter of one parallel linear; see the module's text.
+    """The adapter of one parallel linear: A and B, whole or cut as the module's table says.
 
     Args:
-        linear: Megatron's.
-        boxes: of A and B, of this linear on this rank.
+        linear: Megatron's parallel linear.
+        boxes: boxes of A and B of this linear on this rank.
         weights: boxes of the linear's weight on this rank.
         spec: the adapters of the model.
         tp: the tensor-parallel group.

@@ -178,7 +178,7 @@ def save_folder(
         model: the model.
         spec: its architecture.
         groups: its process groups.
-        folder: where to write; made if missing, files in it are replaced.
+        folder: the folder to write to; made if missing, files in it are replaced.
         role: says which folder the model came from, and its adapters: config.json, generation_config.json and the tokenizer's files
             are copied, byte for byte where training changes nothing that they say, but for what a link leads to.
         merge: whether adapters are added to their weights; else they alone are written, as peft does.

@@ -105,8 +105,8 @@ class RoleGroups:
         """Make the groups.
 
         Args:
-            mesh: who stands where.
-            first: for a role on a part of the world, the part's first rank; only the part's ranks make the groups then.
+            mesh: the ranks' coordinates.
+            first: for a role on a part of the world: the part's first rank; only the part's ranks make the groups then.
 
         Raises:
             LayoutError: the mesh has not as many ranks as the pool's world.

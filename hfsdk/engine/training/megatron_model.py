@@ -79,9 +79,9 @@ class GroupedSelfAttention(SelfAttention):
     tp ranks then share a kv head: each takes its queries and the shared key and value out of the gathered fused rows.
 
     Args:
-        config: of the layer.
+        config: the layer's config.
         output_bias: whether attention's output has a bias; Megatron has one option for that and for the MLP.
-        options: of the original.
+        options: options of the original.
     """
 
     def __init__(self, config: TransformerConfig, *, output_bias: bool, **options: Any) -> None:
@@ -128,7 +128,7 @@ class SelectiveGPTModel(GPTModel):
         Args:
             tokens_T: rows packed one behind the other.
             positions_T: each token's position in its row.
-            offsets: where the rows begin, and where the last ends; [rows + 1], on the CPU.
+            offsets: the positions where the rows begin, and where the last ends; [rows + 1], on the CPU.
             selected_N: places in ``tokens_T``.
         """
         embedded = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
@@ -189,7 +189,7 @@ def build_model(
         groups: the role's process groups; megatron's global ones are never asked.
         head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
         dtype: ``"fp32"`` or ``"bf16"``.
-        max_positions: longest row.
+        max_positions: tokens of the longest row.
         recompute: activations to compute again in the backward pass, as :class:`~hfsdk.core.roles.RoleSpec` has it.
         sequence_parallel: whether norms and residuals are cut over tp, which must be above 1.
         lora: adapters to train in place of the weights.

@@ -169,9 +169,9 @@ class Passes:
         Args:
             rows: this dp rank's rows.
             micro_batches: row ids of each micro-batch.
-            safe: where the call may stop.
+            safe: the points at which the call may stop.
             finish: takes (rows, input, output) of a micro-batch on the last pipeline stage.
-            failed: what is wrong (the input, before; ``finish`` adds to it): raised at the next agreement.
+            failed: errors so far (of the input, at first; ``finish`` adds to it); the next agreement raises the first.
             progress: micro-batches of the call done before these, and in all.
             last: whether the output is wanted at each row's last token (and not before each response token).
             train: whether ``finish`` returns a loss that is passed backward.

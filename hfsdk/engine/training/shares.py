@@ -39,7 +39,7 @@ class ShareOfModel:
     Args:
         model: Megatron's, on this rank.
         optimizer: ``None`` for a frozen role.
-        groups: the role's.
+        groups: the role's process groups.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> None:

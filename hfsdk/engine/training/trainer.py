@@ -75,7 +75,7 @@ class Trainer:
     Attributes:
         num_updates: optimizer steps done.
         frozen: the weights that nothing trains, which other roles may have too.
-        choices: what it does to be fast.
+        choices: the kernels and schedules that are on.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Trainer:
             rows: this dp rank's rows.
             micro_batches: row numbers of each micro-batch; equally many micro-batches on every dp rank.
             temperature: divides the logits: one number, one per row, or one per response token. 0 (greedy) counts as 1.
-            safe: where the call may stop.
+            safe: the points at which the call may stop.
             entropy: whether to return it too.
             allowed: the tokens that the distribution is of.
 

@@ -166,10 +166,10 @@ def give(
     """Keep what a rank is to give, boxes that the same ranks need as one object; return references and what it came to.
 
     Args:
-        route: of this rank.
-        tensors: its local tensors; what is kept may be views of them, so ``keep`` must copy.
+        route: this rank's route.
+        tensors: this rank's local tensors; a part may be a view of them, so ``keep`` must copy.
         keep: puts an object where the shadow finds it and returns a reference.
-        dtype: to cast to; by default the tensors' own.
+        dtype: the dtype to cast to; by default the tensors' own.
 
     Raises:
         RuntimeError: the bytes are not those of the plan.

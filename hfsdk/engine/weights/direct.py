@@ -116,7 +116,7 @@ class Way:
         Args:
             sums: :meth:`fingerprints`, from before the move.
             targets: the local tensors of a rank that takes.
-            group: the link's.
+            group: the link's group.
         """
         counts = [self.witness.num_given(rank) for rank in range(self.route.num_ranks)]
         given_sums = fingerprints.gathered(sums, counts, group)
@@ -165,9 +165,9 @@ class DirectLinks:
         """Join a link, where that has not happened, and use it for a call; collective over both pools.
 
         Args:
-            link: which.
-            rank: this process's in it.
-            call_id: of the call, for :meth:`cut`.
+            link: the link to join.
+            rank: this process's rank in the link.
+            call_id: the call's id, for :meth:`cut`.
             gpu: torch's number of this process's GPU; ``None`` without one. Moves that were begun on it are over when this returns.
 
         Raises:

@@ -102,8 +102,8 @@ class Strips:
         """Return the fingerprint of each box.
 
         Args:
-            tensors: the local ones.
-            dtype_of: what they are cast to before: one for all, or by local name; by default they stay as they are.
+            tensors: this rank's local tensors.
+            dtype_of: the dtype they are cast to first: one for all, or by local name; by default they stay as they are.
         """
         if not self._batches:
             return np.zeros(0, dtype=np.uint64)
@@ -265,9 +265,9 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf)
     """Return the fingerprints of the boxes that this rank gives, by their numbers; of those that stay where they are, 0.
 
     Args:
-        witness: which they are.
-        sources: the local tensors.
-        dtype_of: what they travel in: one for all, or by local name.
+        witness: the witness, which says which strips.
+        sources: this rank's local tensors.
+        dtype_of: the dtype they travel in: one for all, or by local name.
     """
     sums = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
     sums[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
@@ -280,10 +280,10 @@ def compared(
     """Compare what this rank has taken with what left.
 
     Args:
-        witness: what it takes.
+        witness: the fingerprints that it takes.
         targets: its local tensors, as they are now.
         given_sums: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
-        num_ranks: of the plan.
+        num_ranks: the plan's number of ranks.
         hidden: targets that nobody can read any more, as kernels have packed them; they are left out.
     """
     takes = [box for box in witness.takes if box.move.target_local not in hidden]
@@ -302,7 +302,7 @@ def gathered(sums: Sums, counts: Sequence[int], group: ProcessGroup) -> dict[int
     """Return the fingerprints of every rank of a group, by rank; collective. The group may be one that torch has not made.
 
     Args:
-        sums: this rank's.
+        sums: this rank's fingerprints.
         counts: how many every rank has, by rank.
         group: gloo for tensors on the host.
     """
@@ -323,9 +323,9 @@ def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError
     """Return the error of weights that are not those that left; ``None`` where all are.
 
     Args:
-        role: whose.
-        proof: of this rank; ``None`` where it has taken nothing.
-        advice: what to do.
+        role: the role's name.
+        proof: this rank's proof; ``None`` where it has taken nothing.
+        advice: a sentence that says what to do.
     """
     if proof is None or not proof.wrong:
         return None

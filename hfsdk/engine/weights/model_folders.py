@@ -82,7 +82,7 @@ def find(manifest: Manifest, *, own_path: bool = True) -> str:
     """Return this machine's folder with the same files, ``""`` where it has none.
 
     Args:
-        manifest: of the folder on the user's machine.
+        manifest: the manifest of the folder on the user's machine.
         own_path: whether the folder of the same path may be it.
     """
     for path in (Path(manifest.folder), manifest.cached) if own_path else (manifest.cached,):

@@ -59,10 +59,10 @@ def way_of_state(
     """Plan, as every rank does for itself, how a state goes over a link.
 
     Args:
-        role: its name.
+        role: the role's name.
         rank: this rank in the link, the old place's ranks first.
-        sources: by rank of the old place.
-        targets: by rank of the new one.
+        sources: the inventory of each rank of the old place.
+        targets: the inventory of each rank of the new place.
         nodes: the number of every rank's node.
     """
     num_ranks = len(sources) + len(targets)

@@ -143,8 +143,8 @@ class Offloaded:
     Args:
         tensors: everything that lies on the storages.
         recorder: takes a span of each way.
-        device: where they are otherwise; by default the processor's memory.
-        part: what they are, for the spans.
+        device: the device they are on otherwise; by default the processor's memory.
+        part: the part's name in spans.
         skip_zeros: whether a storage that is zero throughout need not travel, as gradients are after a step: it comes back zero.
         memory, lane: where they are meanwhile, and how they get there; by default what suits the device.
     """

@@ -40,7 +40,7 @@ class Residency:
 
     Args:
         plan: the transition to the rollout.
-        rank: this rank in it.
+        rank: this rank's number in the plan.
         trainer: Megatron's parameters by local name: the parameters themselves, not their ``.data``.
         rollout: vLLM's parameters by name; parameters that lie alike are given the trainer's storage here, the others emptied.
     """

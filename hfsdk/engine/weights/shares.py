@@ -89,9 +89,9 @@ def divided(kind: str, tensors: Mapping[str, tuple[Offsets, torch.dtype]], num_r
     """Cut local tensors, laid in a line, into parts of equal bytes (but for one number), a part for each dp rank.
 
     Args:
-        kind: of the strips.
+        kind: the kind of strips.
         tensors: shape and dtype by local name.
-        num_ranks: how many parts.
+        num_ranks: the number of parts.
     """
     ends = [0, *accumulate(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())]
     parts: list[list[Strip]] = []

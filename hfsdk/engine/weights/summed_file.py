@@ -30,7 +30,7 @@ class SummedFile(io.RawIOBase):
     A failure to write is kept for :meth:`check`: raised inside ``torch.save``, C++ would end the process over it.
 
     Attributes:
-        sum: what the file must be when it is read again.
+        sum: the sum that the file must have when it is read again.
     """
 
     def __init__(self, path: AnyPath) -> None:

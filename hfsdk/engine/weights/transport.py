@@ -60,7 +60,7 @@ def execute(
     """Move the weights of ``plan`` from ``sources`` into ``targets``; called on every rank of the plan.
 
     Args:
-        plan: what moves; the same on all ranks.
+        plan: the moves; the same on all ranks.
         rank: this rank in the plan, which is its rank in ``group``.
         sources: the trainer's local tensors by the plan's source names; cast to the plan's dtype before sending.
         targets: the rollout's local tensors by the plan's target names, in the plan's dtype.
@@ -102,13 +102,13 @@ def execute_moves(
     """Carry out moves between two pools for which there is no :class:`ReshardPlan`; called on every rank, with those of all.
 
     Args:
-        moves: in the same order on all ranks.
+        moves: the moves, in the same order on all ranks.
         dtype: that the boxes travel in; sources of another are cast.
         rank: this rank in the moves, which is its rank in ``group``.
-        num_ranks: how many there are.
+        num_ranks: the number of ranks.
         sources: tensors by the moves' source names; none on a rank that only takes.
         targets: tensors by the moves' target names, of ``dtype``; none on a rank that only gives.
-        group: of all ranks.
+        group: the group of all ranks.
         bucket_bytes: bounds the buffers (see :data:`BUCKET_BYTES`); the same on all ranks.
     """
     start, device = time.perf_counter(), _device_of(sources, targets)
@@ -287,7 +287,7 @@ class Receipts:
         """Begin to say that this round's messages, which are posted already, were given, and to listen.
 
         Args:
-            group: gloo's.
+            group: a gloo group.
             gives_to: peers to whom this rank sends in this round.
             takes_from: peers from whom it receives.
         """

@@ -57,7 +57,7 @@ def spread_band(values: Sequence[float], spread: float, share: float = SHARE) ->
     """Return between which values the next one lies, where all are normal and few.
 
     Args:
-        values: of one kind; may be none.
+        values: values of one kind; may be empty.
         spread: standard deviation around 0 of the values of all kinds: counts as one more value at 0, and as two more that say
             how far values lie apart.
         share: probability of the band.

@@ -30,7 +30,7 @@ def more_read(spec: ModelSpec, tokens: Any, ep: int = 1) -> Any:
 
     Args:
         spec: the model.
-        tokens: of the pass on one data-parallel rank, a number or an array; at least 1 counts.
+        tokens: tokens of the pass on one data-parallel rank, a number or an array; at least 1 counts.
         ep: ranks that share the experts, each with as many tokens.
 
     Returns:

@@ -227,8 +227,8 @@ def bases_once(roles: Iterable[RoleSpec], estimates: Mapping[str, MemoryEstimate
     """Return what roles hold on a device, where roles that begin with the same frozen base have it once.
 
     Args:
-        roles: in filled layouts, all on one pool (or on another that has the device as well).
-        estimates: of each role, by name, what it holds by itself.
+        roles: roles in filled layouts, all on one pool (or on another that has the device as well).
+        estimates: the bytes that each role holds by itself, by its name.
     """
     keys = {role.name: base_key(role) for role in roles}
     others = held_by_others({name: HeldBase(keys[name], estimate.base) for name, estimate in estimates.items()})

@@ -438,7 +438,7 @@ class PerfModel:
         """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
 
         Args:
-            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            measured: a real session (its last step), a result of ``session.measured(step)``, or several of these.
             start: the constants before; by default the presets.
             constants: which to fit; by default the eight of ``hfsdk.planner.perf.calibration.FITTED`` of which the steps say most.
 

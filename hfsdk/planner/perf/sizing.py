@@ -53,8 +53,8 @@ def sizes_alone(role: RoleSpec, estimate: MemoryEstimate, devices: Collection[De
     """Return the sizes of a role's rollout where no other role is on its devices.
 
     Args:
-        role: in its layouts.
-        estimate: what it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
+        role: the role in its layouts.
+        estimate: the bytes it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
         devices: kinds of its devices.
     """
     if not waits(role):

@@ -48,8 +48,8 @@ def least_of_all(least: Mapping[int, Least], groups: Sequence[int], *, but: int 
     """Return the least bytes that items hold together on a device; with ``but``: next to that item, which holds its base itself.
 
     Args:
-        least: of every item there, by number.
-        groups: of all items.
+        least: the least bytes of every item there, by number.
+        groups: the group of every item.
         but: number of an item there that is left out.
     """
     total: Array = np.zeros(())
@@ -72,9 +72,9 @@ def held_twice(chosen: Array, items: Sequence[int], candidates: Sequence[Candida
 
     Args:
         chosen: candidate numbers, [plan, item].
-        items: numbers of those on one pool.
-        candidates: of all items.
-        groups: of all items.
+        items: numbers of the items on one pool.
+        candidates: candidates of all items.
+        groups: the group of every item.
     """
     saved = np.zeros(len(chosen))
     for group in {groups[item] for item in items} - {ALONE}:

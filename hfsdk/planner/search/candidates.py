@@ -163,7 +163,7 @@ def room(kind: Kind) -> int:
 
 @dataclass(eq=False)
 class Tables:
-    """Predicts seconds and bytes of items and remembers them; see the module's text."""
+    """Tables of each item's candidates, and of their seconds and bytes, on pools of every size; each is predicted once."""
 
     cluster: ClusterSpec
     perf: PerfModel

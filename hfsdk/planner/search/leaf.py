@@ -234,7 +234,7 @@ class Leaf:
         """Return starts and ends of the jobs of some plans, [plan, job], where workers share cores.
 
         Args:
-            seconds: of every job with all workers of its pool at work and nobody else, [plan, job].
+            seconds: seconds of every job with all workers of its pool at work and nobody else, [plan, job].
         """
         space, cluster = self.space, self.space.tables.cluster
         devices = self.devices()

@@ -72,7 +72,7 @@ class Replay:
         """Return when every job ends.
 
         Args:
-            seconds: [plan, job].
+            seconds: the seconds of every job, [plan, job].
             grouping: numbers of groupings, [plan], or one of all plans, which is quicker.
 
         Returns:
@@ -131,8 +131,8 @@ def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores
         work: seconds of every job at full speed, [plan, job].
         before: seconds between its start and its work, in which it needs no core, [job].
         waits: whether a job (row) waits for the end of another one (column), [job, job]; earlier ones only.
-        workers: of every job on every node, [job, node].
-        cores: of every node, [node].
+        workers: workers of every job on every node, [job, node].
+        cores: cores of every node, [node].
 
     Returns:
         Seconds from the step's start: starts and ends, [plan, job].

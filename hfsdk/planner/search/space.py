@@ -32,13 +32,13 @@ class Arrangement:
 
 
 class Space:
-    """All plans of one mode on a cluster's kinds of nodes; see the module's text.
+    """All plans of one mode on a cluster's kinds of nodes, with lower bounds of their jobs' seconds.
 
     Attributes:
         mode: items and jobs.
-        kinds: of nodes.
+        kinds: the kinds of nodes.
         arrangements: ways to share devices and to choose kinds; the search adds sizes, then layouts.
-        base_groups: of every item, which others begin with the same frozen base.
+        base_groups: for every item, which others begin with the same frozen base.
         sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
     """
 
@@ -55,11 +55,11 @@ class Space:
 
         Args:
             mode: items and jobs.
-            groupings: who shares devices with whom.
-            kinds: of nodes.
-            tables: who predicts seconds and bytes.
+            groupings: the ways to share devices.
+            kinds: the kinds of nodes.
+            tables: predicts seconds and bytes.
             everything: whether layouts are kept that cannot be in a best plan.
-            other: the same plans by other tables, which differ for rollouts whose sizes are open; what it has of others holds.
+            other: the same plans by other tables. Those differ only for rollouts whose sizes are open; the rest is reused.
         """
         self.mode, self.groupings, self.kinds, self.tables = mode, list(groupings), list(kinds), tables
         self.replay = Replay(mode, self.groupings)

@@ -45,9 +45,9 @@ def generate(
     """Decode rows on replicas.
 
     Args:
-        costs: of a replica.
-        num_replicas: how many there are.
-        rows: in the order in which they come in; with ``"own"`` a replica gets neighbours.
+        costs: predicts a replica's seconds.
+        num_replicas: the number of replicas.
+        rows: the rows in the order in which they come in; with ``"own"`` a replica gets neighbours.
         rule: ``"own"`` or ``"shared"``.
         until_s: when all are stopped, after the last whole step.
     """

@@ -125,12 +125,13 @@ def long_tails(
       begin to train on what has ended, as DynaRL moves devices between both.
 
     Args:
-        plan: of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
-        lengths: of responses: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the workload's.
-        over_sampling: of both kinds of partial rollouts, prompts under way over prompts trained; APRIL's example has 2.
-        steps: of a run, over which the mean is taken (partial rollouts: after some that do not count). Where responses are about
-            equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
-        seed: of the lengths.
+        plan: a plan of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
+        lengths: the response lengths: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the
+            workload's.
+        over_sampling: prompts under way over prompts trained, for both kinds of partial rollouts; APRIL's example has 2.
+        steps: steps of the run over which the mean is taken (partial rollouts: after some that do not count). Where responses are
+            about equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
+        seed: the seed of the lengths.
         perf: predicts decode steps and moves; by default the presets. Give a calibrated session's (``session.perf``) here as well.
 
     Raises:

@@ -138,9 +138,9 @@ class TailCase:
         """Return the seconds of all of a step but its generation, ``None`` where it does not fit.
 
         Args:
-            devices: of the part of the cluster, on whose plan's layouts it is done.
-            share: of a step's tokens. Fewer take longer than in proportion: an optimizer step, reading weights and filling a
-                pipeline cost the same for a small mini-batch, and rows are whole.
+            devices: the number of devices of the part of the cluster whose plan gives the layouts.
+            share: the share of a step's tokens. Fewer take longer than in proportion: an optimizer step, reading weights and
+                filling a pipeline cost the same for a small mini-batch, and rows are whole.
         """
         curve = self._rest_curve(devices)
         if curve is None:

@@ -50,7 +50,7 @@ class TokenCosts:
         Args:
             perf: predicts the seconds.
             setup: the model in its rollout layout.
-            prompts: lengths of prompts as they come; what a token of prefill takes is their mean.
+            prompts: lengths of prompts as they come; a token of prefill takes their mean.
             num_rows: most rows that are ever given to it.
             between: the link to other replicas, one device's part.
         """
