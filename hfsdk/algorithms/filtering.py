@@ -84,6 +84,7 @@ def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], B
     batch = scored(prompts.take(np.arange(min(wanted, len(prompts)))))
     rows = taught_by(batch, informative_rows_of_draw)
     drawn = len(batch) // n
+    # Only as many prompts as groups are lacking: where most groups teach, nearly nothing is generated in vain.
     while (groups := len({row // n for row in rows})) < wanted and drawn < len(prompts):
         more = np.arange(drawn, min(drawn + wanted - groups, len(prompts)))
         new = scored(prompts.take(more))
@@ -103,6 +104,7 @@ def one_after_the_other(first: Batch, second: Batch, groups_before: int) -> Batc
     """
     a, b = len(first), len(second)
     names = [name for name in first.columns if name in second]
+    # A map needs tables of equal length: each side is padded with its row 0, and ``Concatenation`` takes the right part of each.
     both = first.take(np.r_[np.arange(a), np.zeros(b, np.int64)])
     other = second.take(np.r_[np.zeros(a, np.int64), np.arange(b)])
     both = both.join(other, **{f"{OTHER}{name}": name for name in names})

@@ -48,6 +48,7 @@ class Step:
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         parts, failures = (tuple(n for n in self.batch.columns if n.startswith(start)) for start in (PART, FAILURES))
+        # Which parts and failures there are is only known from the batch, not from the algorithm.
         statistics = replace(statistics, parts=parts, failures=failures, baselines="baseline_scores" in self.batch.columns)
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
@@ -130,6 +131,7 @@ class Statistics:
         old_T = flat("old_log_probs")
         lengths_N = torch.tensor(table.ragged("old_log_probs").lengths)
         scored = scored_rows({name: table[name] for name in SCORES if name in table}, table.num_rows)
+        # Means of scores, costs and values must leave out unscored samples, whose score is NaN; lengths and gaps count for all.
         judged = table if len(scored) == table.num_rows else table.take(scored)
         gap_T = (old_T - flat("rollout_log_probs")).abs()
         numbers = {}

@@ -92,6 +92,7 @@ def _lines(text: str) -> Iterator[str]:
         document = _DOCUMENT.search(logical_line)
         if document:
             body = "\n".join(_until(document["end"], lines))
+            # ``read -r -d '' NAME <<EOF`` is how scripts write an assignment of several lines.
             name = re.match(rf"\s*(?:IFS=\S*\s+)?read\s.*?({_NAME})\s*$", logical_line[: document.start()])
             escaped = re.sub(r'(["\\])', r"\\\1", body)
             value = shlex.quote(body) if document["quote"] else f'"{escaped}"'
@@ -175,6 +176,8 @@ class _Variables:
         for raw in [*_raw_words(line), ";"]:
             if raw in ENDS:
                 expanded += [*self._command(command, may_skip), raw]
+                # Behind ``||`` a command may not run; behind ``&&`` only where the one before it may fail. What it assigns is not
+                # certain then.
                 may_skip = raw == "||" or (raw == "&&" and (may_skip or not _always_succeeds(command)))
                 command = []
             else:
@@ -207,6 +210,7 @@ class _Variables:
         if match[2]:
             before = self.values.get(match[1])
             is_known, value = is_known and isinstance(before, str), f"{before}{value}"
+        # An uncertain value overwrites a certain one: the variable may have either from here on.
         self.values[match[1]] = value if is_known and certain and len(value) <= MOST_CHARACTERS else None
         return f"{match[1]}={value}"
 
@@ -240,6 +244,8 @@ class _Variables:
             if end > position:
                 value = self._value(raw[position:end])
                 all_known = all_known and value is not None
+                # A value is put in as text that the shell would not read again: its quotes and signs are escaped before words are
+                # cut.
                 special = r'(["\\])' if quoted else r"""(["'\\$`;|&<>#])"""
                 pieces += raw[position:end] if value is None else re.sub(special, r"\\\1", value)
             elif raw[position] == '"' and not quoted:
@@ -275,6 +281,7 @@ class _Variables:
             value = " ".join(_cut(text))
             if not is_known and not is_path_from_a_variable(value):
                 return None
+            # Only a default of a variable that the script never sets can be overridden from outside, so only those are noted.
             if name not in self.values:
                 self.defaults[f"${name}"] = value
             if how.endswith("="):
@@ -306,6 +313,8 @@ def _worked_out(node: ast.expr) -> int | None:
         return None if inner is None else -inner
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         left, right = _worked_out(node.left), _worked_out(node.right)
+        # Numbers of a stranger's file stay below 64 bits, or multiplying them would take for ever; Python and shells divide
+        # negative numbers differently.
         if left is not None and right is not None and max(left.bit_length(), right.bit_length()) < 64 and min(left, right) >= 0:
             return _ARITHMETIC[type(node.op)](left, right)
     return None

@@ -160,6 +160,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
         parts |= {"working": work.get("working", 0)}
         return parts, roles
 
+    # Roles of a pool work one after the other in a phase, so the fullest moment is the one in which the largest of them works.
     worker = max(works, key=lambda name: sum(all_bytes(name)[0].values()), default="")
     parts, roles = all_bytes(worker)
     if rollout:
@@ -184,6 +185,7 @@ def _part_bytes(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -
         "gradients": states.gradients * learned // states.gradients_over * (role.trained and states.gradients_stay),
         "optimizer": states.optimizer * stepped // states.optimizer_over * role.trained,
     }  # fmt: skip
+    # Offloaded parts are away, except while the role works: learning brings all of them back, other passes only the weights.
     gone = set(role.away.get(phase, ()))
     if works:
         gone = set() if phase == "learning" else gone - {"weights"}
@@ -197,6 +199,7 @@ def _work(role: RoleConfig, spec: ModelSpec, phase: str) -> dict[str, int]:
     learning = phase == "learning"
     estimate = _estimate(role, spec, role.train_tokens if learning else role.pass_tokens, learning)
     states, working = role.states, estimate.activations + estimate.logits
+    # Cut weights are gathered layer by layer, the next one while this one computes: bf16 of both are there at once.
     if states.weights_over > 1:
         layer = (parameters_of(role, spec) - _ends(spec, role)) * role.layout.pp // spec.num_layers
         working += GATHERED_LAYERS * 2 * layer
@@ -241,6 +244,7 @@ def _rollout(step: StepConfig, specs: Specs, device: DeviceSpec, phase: str) -> 
         if rollout.shares_weights and not rollout.gathers
         else 2 * rollout_parameters(spec, tp, rollout.layout.ep) // rollout.layout.pp
     )
+    # vLLM's share is of the whole device and includes its weights; the rest of it becomes cache, however few rows there are.
     if rollout.gpu_share:
         return {"rollout": weights, "kv_cache": max(0, round(rollout.gpu_share * device.memory_bytes) - weights)}
     cache = rollout.cache_bytes or rollout.rows * _sequence_bytes(step, spec, rollout, tp)

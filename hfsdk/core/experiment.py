@@ -221,7 +221,7 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Use steps={then}, or write another.")
     for name, options in algorithms.items():
         if not _same(judged.get(name, options), options):
-            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Name these options otherwise.")
+            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give these options another name.")
     return baseline
 
 

@@ -176,6 +176,7 @@ class ReshardPlan:
             for move in section.moves:
                 num_bytes[move.source, move.target] += section.count * move.numel
         num_bytes *= DTYPE_BYTES[self.dtype]
+        # The array is cached: a caller that changed it would change every later answer.
         num_bytes.flags.writeable = False
         return num_bytes
 
@@ -280,6 +281,7 @@ class ReshardPlan:
             return {}
         trained = _by_local(megatron_boxes(self.spec, self.train, train.tp, train.pp))
         needed = _by_local(vllm_boxes(self.spec, self.rollout.tp, rollout.tp))
+        # Parameters with the same boxes at the same places are the same memory, whatever each engine calls them.
         there = {boxes: name for name, boxes in trained.items()}
         rows, wanted_rows = (padded_vocab(self.spec.vocab_size, tp) // tp for tp in (self.train.tp, self.rollout.tp))
         tables = () if rows == wanted_rows else VOCAB_TABLES  # padded to other lengths

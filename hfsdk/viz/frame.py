@@ -299,6 +299,7 @@ class LivePicture:
         with self._wake:
             if self._closed:
                 return
+            # Views that nobody has seen yet are overwritten, not queued: only the newest is worth drawing.
             self._pending = view
             if not can_start_threads():
                 self._send_if_due()
@@ -342,6 +343,7 @@ class LivePicture:
                     return
                 view, self._pending = self._pending, None
             assert view is not None
+            # Outside the lock: sending may take long, and ``publish`` must not wait for it.
             self._show(view)
             time.sleep(_interval_s(view))
 

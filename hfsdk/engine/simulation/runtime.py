@@ -143,6 +143,7 @@ class SimulatedRuntime:
     def close_pool(self, name: str, *, kill: bool = False) -> None:
         """Forget the pool and the roles that live in it."""
         with self._lock:
+            # Later pools begin where this one ended, so its calls' times have to be final before they are read.
             self._settle()
             pool = self._pools.pop(name, None)
             lines = [self._last[device] for device in pool.devices if device in self._last] if pool else []
@@ -230,6 +231,7 @@ class SimulatedRuntime:
             state = self._roles[call.role]
             groups = row_groups(work.orders, call, self.response_lengths)
             inputs = inputs_of(g.order for g in groups)
+            # From here the order is that of a real call: weights that a shadow takes over, the way back to the trainer, the call.
             line = self._begin(call, pool, inputs, work.weights)
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
@@ -268,9 +270,11 @@ class SimulatedRuntime:
         """Start a call: when its devices are free, its inputs there, and the weights that a shadow takes over."""
         opened = max(self._opened_s.get(device, 0.0) for device in pool.devices)
         needs = inputs + [bundle.content for bundle in weights.bundles] if weights is not None else inputs
+        # One call may be the last on several of these devices: it is waited for once.
         before = list({id(line): line for d in pool.devices if (line := self._last.get(d)) is not None}.values())
         ready = [line.now_s for line in needs]
         free = [opened, *(line.now_s for line in before)]
+        # With shared cores a call's start is only known when the replay settles it, so there is no queueing time to note yet.
         queued = max(0.0, max(free) - max(ready)) if needs and self._cores is None else 0.0
         line = Timeline(call, pool.devices, pool.name, float(start_s([*ready, *free])), self._costs.dispatch_s, queued)
         if self._cores is not None:
@@ -319,6 +323,7 @@ class SimulatedRuntime:
         Returns the seconds of the slowest rank.
         """
         links = dict(zip(LINKS[1:], (self.cluster.intra_node, self.cluster.inter_node), strict=True))
+        # Ranks that receive the same bytes over the same links take equally long: they are one group of the picture.
         alike: dict[tuple[int, ...], list[int]] = {}
         for rank, received in enumerate(received_by_link(trained, shadow)):
             alike.setdefault(tuple(received[name] for name in links), []).append(rank)
@@ -336,6 +341,7 @@ class SimulatedRuntime:
         own = method_of(method).generates and not state.spec.shadow_of
         stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
+        # Adapters move alone, except at the first transition, which also brings the frozen base.
         first = stale and state.spec.lora is not None and state.resharded_s is None
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale, first)
         moved = {"reshard": base_moved(state.spec)} if first else {}
@@ -378,15 +384,18 @@ class SimulatedRuntime:
             prompts[group.order.rows], responses[group.order.rows] = group.prompts, group.responses
         picked = [[np.array(mini.passes.rows_of(dp), dtype=np.int64) for dp in range(len(shards))] for mini in plan]
         rows = [[(prompts[r], responses[r]) for r in by_dp] for by_dp in picked]
+        # All mini-batches are asked about in one question: predictions are vectorised over the passes.
         sizes = [len(shard) for shard in shards] * len(plan)
         passes = self._ask(line, FORWARD_BACKWARD.name, role, [pair for by_dp in rows for pair in by_dp], sizes)
         updates = line.call.method == UPDATE.name
+        # A step's seconds do not depend on its rows, so any rows will do for the question.
         steps = self._ask(line, STEP.name, role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
         results = []
         for number, mini in enumerate(plan):
             began = line.now_s
             costs = passes[number * len(shards) : (number + 1) * len(shards)]
             line.lay(shards, costs, [numbers(p, r, mini_batch=number) for p, r in rows[number]])
+            # An optimizer step is one stage of all ranks (a reduction over dp); times a bool it is laid or left out.
             line.lay([mesh.ranks] * updates, steps[number : number + updates], [{}] * updates)
             results.append(SimulatedRow(
                 epoch=mini.epoch, mini_batch=mini.index, num_tokens=mini.num_tokens, num_samples=mini.num_rows,
@@ -436,6 +445,7 @@ class SimulatedRuntime:
         with self._lock:
             states = [state for state in self._roles.values() if state.pool.name == pool.name]
         estimates = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
+        # A frozen base that several roles begin with is on the device once: it counts for one of them.
         elsewhere = bases_elsewhere(estimates)
         roles = {
             name: estimate.resident + (estimate.asleep if state.awake else 0) - (estimate.base if name in elsewhere else 0)

@@ -151,6 +151,7 @@ def _shown(calls: list[Any], edges: list[Any]) -> tuple[list[Any], list[Any], in
     """Return the last calls, and the edges and inputs that belong to them."""
     step_calls = [call for call in calls if not call["input"]]
     keep = {call["id"] for call in step_calls[-MOST_CALLS:]}
+    # A row is an edge's number among all edges of the step, so they are numbered before any is left out.
     drawn_edges = [dict(edge, row=row) for row, edge in enumerate(edges) if edge["target"] in keep]
     keep |= {edge["source"] for edge in drawn_edges}
     return [c for c in calls if c["id"] in keep], drawn_edges, max(0, len(step_calls) - MOST_CALLS)
@@ -158,6 +159,7 @@ def _shown(calls: list[Any], edges: list[Any]) -> tuple[list[Any], list[Any], in
 
 def _colors(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     names = dict.fromkeys(call["role"] for call in calls)
+    # A shadow has a shade of its owner's colour, so owners get theirs first, also where they do not call anything themselves.
     owners = dict.fromkeys(name.rpartition(".")[0] for name in names if is_shadow(name))
     names = dict.fromkeys([*owners, *names])
     names.pop("session", None)
@@ -366,6 +368,7 @@ def _levels(calls: list[dict[str, Any]], edges: list[dict[str, Any]]) -> tuple[d
             first, begin = min(levels[n] for n in phase_calls), max(begin, *(levels[n] + 1 for n in phase_calls))
             x, width = LEFT + first * (WIDTH + GAP_X) - GAP_X / 2 + 2, (begin - first) * (WIDTH + GAP_X) - 4
             bands.append({"phase": name or "inputs", "x": x, "width": width})
+    # Phases stand left to right, yet a call may read from a later phase: it moves right of what it reads, and so do its readers.
     late = [edge for edge in edges if levels[edge["target"]] <= levels[edge["source"]]]  # read from a later phase
     while late:
         for edge in late:
@@ -384,6 +387,7 @@ def _columns(calls: list[dict[str, Any]], edges: list[dict[str, Any]], levels: d
         came = (edge["source"], -1)
         for level in range(levels[edge["source"]] + 1, levels[edge["target"]]):
             slot = (edge["source"], level)
+            # Lines of one call share a trunk: the slot is made by the first of them.
             if slot not in before:
                 columns[level].append(slot)
                 before[slot].append(came)

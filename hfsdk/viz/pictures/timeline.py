@@ -242,6 +242,7 @@ def _mark(row: int, span: Span, lanes: Lanes, words: dict[str, dict[str, int]], 
         label = label if depth or parent or span.name == method else f"{span.role} {span.name}"
         label += f" {span.attrs['micro_batch']}" if "micro_batch" in span.attrs else ""
 
+    # Texts are sent once and marks name them by number: a trace has few texts and many marks.
     def word(table: str, text: str) -> int:
         return words[table].setdefault(text, len(words[table]))
 
@@ -270,6 +271,7 @@ def _phases(calls: Trace, origin: int, now_s: float) -> list[PhaseView]:
     """Merge calls of one phase that follow each other; phases that overlap in time get rows of their own."""
     bands: list[PhaseView] = []
     open_end: list[tuple[float, bool]] = []
+    # A trace may hold a step twice, measured and predicted; phases are drawn of the measured one where there is one.
     shown = [s for s in calls if s.phase and not s.predicted] or [s for s in calls if s.phase]
     for span in shown:
         start, end = (span.start_ns - origin) / 1e9, end_s(span, origin, now_s)
@@ -281,6 +283,7 @@ def _phases(calls: Trace, origin: int, now_s: float) -> list[PhaseView]:
     rows: list[float] = []
     for band, (end, still_open) in zip(bands, open_end, strict=True):
         band["end_s"] = None if still_open else round(end, 9)
+        # A phase that begins up to a millisecond before the last one of a row ends shares the row: nobody sees the overlap.
         free = [i for i, until in enumerate(rows) if until <= band["start_s"] + 1e-3]
         band["row"] = free[0] if free else len(rows)
         rows[band["row"] : band["row"] + 1] = [end]
