@@ -36,6 +36,7 @@ def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_
         return []
     first, broken = actor_rows[0], []
     for name in ("ratio", "ratio_max"):
+        # ``not <=`` instead of ``>``: a NaN is broken, too.
         if not abs(first[name] - 1.0) <= tolerance:
             broken.append(
                 f"{name} is {first[name]:.6g} in the first mini-batch, where it must be 1 (within {tolerance:g}): old_log_probs "

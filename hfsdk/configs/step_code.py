@@ -193,6 +193,7 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     groups: dict[str, list[str]] = {pool: [] for pool in step.pools}
     for role in step.roles:
         groups[role.pool].append(role.name)
+    # An engine on devices of its own is a shadow of the actor in hfsdk.
     if step.rollout.pool != step.roles[0].pool:
         groups[step.rollout.pool].append("actor.rollout")
     sized = {" ".join(names): step.pools[pool] for pool, names in groups.items() if names}
@@ -235,6 +236,7 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
         source = Written("actor")
     else:
         options["dtype"] = "bf16"
+    # hfsdk offloads a role as a whole or its optimizer alone, so what is away in any phase decides.
     gone = {part for parts in role.away.values() for part in parts} | set(role.never)
     if role.lora is not None:
         options["lora"] = role.lora

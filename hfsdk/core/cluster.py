@@ -128,6 +128,7 @@ def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
     """
     match = _GROUP.match(part)
     if not match:
+        # People join kinds of devices by commas or "and"; the message then says what hfsdk takes.
         joined = " Join kinds of devices by '+'." if re.search(r"[,;&]|\band\b", text) else ""
         raise OptionError(
             f"cluster {shown(text)} does not parse at {shown(part.strip())}; write nodes x devices and a device name, "
@@ -136,6 +137,7 @@ def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
     if match[3] not in DEVICES:
         near = nearest(match[3][:100], DEVICES)
         raise OptionError(f"cluster {shown(text)} names the device {shown(match[3])}, which is not known; {near}")
+    # int() of a text of thousands of digits takes long or raises; twelve digits are more than any cluster.
     count, size = (int(number[:12]) for number in match.groups()[:2])
     if not count or not size:
         raise OptionError(

@@ -47,9 +47,11 @@ def _spread(column: Any) -> Spread | None:
     lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
     samples = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
+    # Unscored samples are a NaN of their own on purpose and must not be reported as bad.
     finite = np.isfinite(values) | is_unscored(values)
     sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     top = int(sizes.argmax())
+    # One sample with many large tokens would hide how far it lies from the rest, so its own tokens do not count as usual.
     others = sizes[samples != samples[top]]
 
     def place(index: int) -> tuple[int, int | None]:

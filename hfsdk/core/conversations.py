@@ -153,6 +153,7 @@ def _message(turn: Mapping[str, Any], what: str) -> Message:
         raise OptionError(
             f"{what} has a function_call; give it as tool_calls of a message of 'assistant', answered by one of 'tool'"
         )
+    # An empty list of calls is left out: a template that only tests for the key would write an empty call.
     calls = fields.pop("tool_calls", None)
     if calls:
         fields["tool_calls"] = [_call(tool_call, what) for tool_call in _listed(calls, what)]

@@ -167,6 +167,7 @@ class Dataflow:
             for rank in share.ranks:
                 for piece in share.pieces:
                     assert edge.transfer is not None
+                    # A reader without a rank (a process on the user's node) cannot be compared with a number, so it sorts as -1.
                     order.append((piece.holder, -1 if rank is None else rank))
                     holder = edge.transfer.holders[piece.holder].rank
                     rows.append({
@@ -237,6 +238,7 @@ class _Matrix:
 
     def view(self) -> dict[str, Any]:
         """Return ``by``, ``writers``, ``readers`` and ``cells`` [writer, reader, rows, bytes, bytes across nodes, which]."""
+        # Thousands of ranks can be neither drawn nor read: those that read the same are put together, then whole nodes.
         moved, ranks = self._moved, sum(len(share.ranks) for share in self._moved.shares)
         by_node = max(len(moved.shares), len(moved.holders)) > MOST_RANKS
         by = "node" if by_node else "rank" if ranks <= MOST_RANKS else "group"
@@ -267,6 +269,7 @@ class _Matrix:
                 for node in nodes:
                     self._add(piece.holder, number, piece, node != self._holders[piece.holder], piece.which)
                 self._cells[piece.holder, number][0] += piece.rows
+            # Every rank of a group reads the pieces for itself, so bytes count once per rank, rows once.
             total = len(ranks) * sum(p.num_bytes for p in share.pieces)
             at = _at(flow, edge.target, ranks[0]) if len(ranks) == 1 else ""
             readers.append(_entry(_who(ranks), len(ranks), sorted(set(nodes)), sum(p.rows for p in share.pieces), total, at))

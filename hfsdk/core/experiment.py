@@ -203,6 +203,8 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
         baseline: dict[str, Any] = parse_json(read_named(path, MOST_BYTES, error=OptionError))
         judged = baseline["format"] == FORMAT and {name: entry["options"] for name, entry in baseline["algorithms"].items()}
         then, finals = int(baseline["steps"]), [entry["final_scores"].values() for entry in baseline["algorithms"].values()]
+        # All that is read later is read inside this block, so that a damaged file is refused here and not halfway through a
+        # comparison.
         if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):
             raise ValueError("final_scores are numbers, at least one per algorithm")
     except FileNotFoundError:

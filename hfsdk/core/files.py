@@ -155,6 +155,7 @@ def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
     """Say why files in a folder could not be written, and what to do; torch's own words for a full disk name neither."""
     if isinstance(folder, StorePath):
         return str(error).rstrip(".")
+    # torch wraps the OSError that knows the errno, so the cause is looked for inside.
     cause = error
     while isinstance(cause, BaseException) and not isinstance(cause, OSError) and (cause.__cause__ or cause.__context__):
         cause = cause.__cause__ or cause.__context__ or cause
@@ -166,6 +167,7 @@ def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
     except OSError:
         free = None
     full = number in NO_ROOM or any(os.strerror(code) in text for code in NO_ROOM)
+    # torch's writer reports a full disk without its errno; next to no room left tells the same.
     if not full and free is not None and free < FULL_BYTES:
         full, text = True, f"{os.strerror(errno.ENOSPC)}: {text}"
     if full:

@@ -150,6 +150,7 @@ def _cells(function: Any) -> list[tuple[str, str]]:
     stack, seen = [function], set[int]()
     while stack:
         target = stack.pop()
+        # A partial has no code of its own: what matters is the function in it.
         while isinstance(target, functools.partial):
             target = target.func
         code = _code(target)
@@ -157,6 +158,7 @@ def _cells(function: Any) -> list[tuple[str, str]]:
             continue
         seen.add(id(code))
         text = "".join(linecache.getlines(code.co_filename))
+        # IPython registers a cell's source under a name that is no file; functions in files are found by their modules.
         if text and not os.path.exists(code.co_filename):
             texts[code.co_filename] = text
         inner = inspect.unwrap(target)

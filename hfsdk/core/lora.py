@@ -197,9 +197,11 @@ def _check_fields_of(config: Mapping[str, Any], path: Path) -> None:
     Raises:
         ModelNotFoundError: names the fields.
     """
+    # peft writes every field it has, most of them at their empty values: only what says something can matter.
     said = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
     odd = [key for key, plain in NEUTRAL.items() if said.get(key, plain) != plain]
     odd += [key for key in said if key not in (*READ, *NEUTRAL, *WITHOUT_EFFECT)]
+    # How adapters were initialised matters only where that changed the base as well (PiSSA, LoftQ): they do not fit the base then.
     begun = config.get("init_lora_weights", True)
     if begun is not None and not any(begun is way or (isinstance(begun, str) and begun.lower() == way) for way in BASE_AS_IT_WAS):
         odd.append("init_lora_weights")

@@ -122,6 +122,7 @@ class Placement:
         elif what == "standalone":
             placement = cls._evenly([[r] for r in roles], num_devices)
         elif what == "interleaving":
+            # A single frozen model still gets half of the devices, not all: on all of them nothing would be apart.
             frozen = [r for r in roles if r not in ("actor", "critic")]
             shares = dict.fromkeys(frozen, 1 / max(2, len(frozen)))
             placement = cls._from_shares({" ".join(r for r in roles if r not in frozen): 1.0, **shares}, num_devices)
@@ -193,6 +194,7 @@ class Placement:
                 raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
             self._check_part(pool)
             for device in pool.devices:
+                # Parts of a pool share its devices, so devices only have to be disjoint among pools within the same one.
                 if (pool.within, device) in owners:
                     raise PlacementError(
                         f"device {device} is in pools {owners[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
@@ -206,6 +208,7 @@ class Placement:
         if missing:
             unknown = [name for name in self.roles if name not in roles]
             near = nearest(unknown[0], roles).partition("? ") if unknown else ("", "", "")
+            # A misspelt role shows up twice: the right name is missing, and the wrong one is placed. Both are said at once.
             typo = f" There is no role {unknown[0]!r}; {near[0]}?" if near[1] else ""
             raise PlacementError(f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role.{typo}")
         unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]

@@ -93,6 +93,7 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
     Raises:
         ColumnError: the columns differ in length, or the source is something else.
     """
+    # By the package's name, not by ``isinstance``: datasets and pandas need not be installed, and importing them takes seconds.
     package = type(source).__module__.split(".")[0]
     if isinstance(source, Mapping):
         if package == "datasets":
@@ -111,9 +112,11 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
             "prompts come from a datasets.Dataset, a DataFrame, a Series, or a list of texts, token ids, conversations or dicts; "
             f"got {type(source).__name__}"
         )
+    # A list of messages is one conversation, not rows with the columns "role" and "content".
     if is_conversation(source) and all(map(is_message, source)):
         return {column: [source]}
     if source and all(isinstance(item, Mapping) for item in source):
+        # Rows of which some lack a key are refused instead of filled up: a made-up value would be trained on.
         names = list(dict.fromkeys(name for item in source for name in item))
         lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
         if lacking:
@@ -175,6 +178,7 @@ def question_of(
         if not chat:
             return "encode", prompt
         conversation = read_chat([{"role": "user", "content": prompt}], what, tools, options)
+    # Token ids need no tokenizer.
     else:
         return None
     if system is None:

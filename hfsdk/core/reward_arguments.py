@@ -48,6 +48,7 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tup
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     sole = None if "completions" in parameters else _sole_argument(parameters)
+    # A function of one argument means the completions by it, whatever its name, unless it takes columns and one is called so.
     if sole is not None and not (takes_any and sole in values):
         named = {name: value for name, value in values.items() if name != sole and (takes_any or name in parameters)}
         return [values["completions"]], named

@@ -70,6 +70,7 @@ def rule_of(hint: Any) -> Rule:
 
 
 def _of_class(kind: Any, args: tuple[Any, ...]) -> Rule:
+    # A protocol that cannot be checked at run time, a TypeVar or ``object`` says nothing to compare a value with.
     if not isinstance(kind, type) or kind is object or (getattr(kind, "_is_protocol", False) and not _is_checkable(kind)):
         return ANYTHING
     if kind is tuple:
@@ -89,6 +90,7 @@ def _of_class(kind: Any, args: tuple[Any, ...]) -> Rule:
     elif kind.__module__ == "builtins":
         words, many = f"a {kind.__name__}", f"{kind.__name__}s"
     else:
+        # Users write ``hf.Batch``: messages name a class as they would.
         ours = kind.__name__ in getattr(sys.modules.get("hfsdk"), "__all__", ())
         words, many = (f"an hf.{kind.__name__}" if ours else f"a {kind.__name__}"), f"{'hf.' * ours}{kind.__name__}s"
     return Rule(lambda value: value if isinstance(value, kind) else NO, words, many)

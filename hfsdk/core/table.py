@@ -176,6 +176,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
         if len(index) == len(self) and np.array_equal(index, np.arange(len(self))):
             return self
         lengths = self.lengths[index]
+        # A run of rows is the usual case (micro-batches, a rank's share) and must not copy gigabytes.
         if len(index) and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
             first, last = int(index[0]), int(index[-1]) + 1
             return Ragged(
@@ -184,6 +185,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
             )
         offsets = np.zeros(len(index) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
+        # Where each value comes from: the start of its row there minus its start here, plus its place here.
         positions = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.flat[positions], offsets)
 
@@ -286,6 +288,7 @@ def as_column(value: Any) -> Column:
     if isinstance(value, Sized) and len(value) > MOST_ROWS:
         raise ColumnError(f"a column has at most {MOST_ROWS:,} entries; got {shown(value)}")
     items = list(value)
+    # Booleans and numbers before lists: a list of numbers is one number per sample, not one ragged row.
     if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
         return np.asarray(items)
     if items and all(_is_numbers(v) for v in items):

@@ -110,6 +110,7 @@ class Tokens:
         cuts = {}
         for name, column in self.table.items():
             if isinstance(column, Ragged) and len(column.flat) and column.lengths.max() > MOST_OF_SAMPLE:
+                # Of a prompt its end is kept, next to the response; of a response its beginning.
                 part = slice(-MOST_OF_SAMPLE, None) if name == "prompt" else slice(MOST_OF_SAMPLE)
                 if name == "prompt" or np.array_equal(column.lengths, lengths):
                     rows = [column[i][part] for i in range(len(column.lengths))]

@@ -182,6 +182,7 @@ class Trace:
         seconds: dict[tuple[str, ...], float] = {}
         at_work: Counter[str] = Counter()
         last = self.start_ns
+        # At one instant ends sort before starts (-1 < 1), so calls that follow each other do not count as overlapping.
         for now, change, pool in [*sorted(events), (self.start_ns + round(self.duration_s * 1e9), 0, "")]:
             if now > last:
                 pools = tuple(sorted((p for p, n in at_work.items() if n), key=device_of.__getitem__))
@@ -198,6 +199,7 @@ class Trace:
         waited, for the call that ended last of all. To make the trace shorter, one of these has to become shorter, or wait less.
         """
         calls = [s for s in self.calls if s.end_ns is not None]
+        # A comparison holds each step twice; only the measured calls can be made shorter.
         calls = [s for s in calls if not s.predicted] or calls
         devices: dict[int, set[int]] = {}
         for span in self.spans:
@@ -214,6 +216,7 @@ class Trace:
             read = set(map(int, str(here.attrs.get("after", "")).split()))
             own_devices = devices.get(here.call_id, set())
             waited = [s for s in before if s.call_id in read or own_devices & devices.get(s.call_id, set())]
+            # Later than a dispatch after all of these, the call did not wait for them: the user's program did, for what ended last.
             at_once = any(_end_ns(s) >= start - DISPATCH_NS for s in waited)
             here = max(waited if at_once else before, key=_end_ns, default=None)
         return Trace(tuple(reversed(path)), f"critical path of {self.title or 'the trace'}")

@@ -69,6 +69,7 @@ class TurnEnds:
         def listed(tokens: Iterable[int]) -> str:
             return ", ".join(map(name, dict.fromkeys(tokens)))
 
+        # A note is only worth reading where an id is lost: one that the tokenizer names is added below anyway.
         unused = [token for token in config if token not in ids]
         if unused and set(unused) != {tokenizer}:
             notes.append(

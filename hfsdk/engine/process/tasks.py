@@ -107,6 +107,7 @@ def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
     if failed:
         texts = given_of(table.take(list(failed)), arguments.tokenizer)["completions"]
         words = {row: named(row, text, outcome) for (row, outcome), text in zip(failed.items(), texts, strict=True)}
+    # A score that is no number is a mistake in the function, which would come back on every sample: it is not skipped.
     refused = [row for row, outcome in failed.items() if not skips or outcome.failure == "is no score"]
     if refused:
         raise RewardFunctionError(_say_failed(words, refused, arguments), details=failed[refused[0]].details)

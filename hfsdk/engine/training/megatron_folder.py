@@ -104,6 +104,7 @@ def gather_tensors(
     """
     own_tensors = {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in local.items()}
     tensors_by_rank = groups.gather(own_tensors, dict[str, tuple[tuple[int, ...], str]])
+    # Data-parallel ranks have the same tensors: those of the first one are enough.
     if groups.dp_rank != groups.mesh.coordinates(0).dp:
         return None
     shapes = spec.tensors()

@@ -178,6 +178,7 @@ def give(
     needed_by: dict[Key, list[int]] = defaultdict(list)
     for move in route.moves:
         needed_by[move.source_local, move.source_start, move.size].append(move.target)
+    # Boxes for the same ranks go as one object: a store has a cost per object, and a model has thousands of boxes.
     together: dict[tuple[int, ...], list[Key]] = defaultdict(list)
     for key, these in needed_by.items():
         together[tuple(sorted(these))].append(key)

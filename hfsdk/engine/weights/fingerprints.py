@@ -87,6 +87,7 @@ class Strips:
             for key in batch:
                 members = together[key]
                 low, high = _rows_of(members)
+                # Boxes of one strip may lie apart: rows between them get 0 and are in no box's sum.
                 of_strip = np.zeros(high - low, np.int64)
                 for number, first, count, row in members:
                     of_strip[first - low : first - low + count] = np.arange(row, row + count)

@@ -379,6 +379,7 @@ def _phases(step: Measured, perf: Predicts, call: Span, name: str, spans: Sequen
     names = list(dict.fromkeys(n for of_rank in ranks.values() for n in of_rank))
     groups: dict[str, tuple[str, ...]] = {n: (n,) for n in names if predicted.get(n, 0.0) > 0}
     if "wait" in names:
+        # With pipeline stages a rank's passes and its waits are one: waiting is another stage's work.
         groups = {n: g for n, g in groups.items() if n not in PASSES} | {"passes": PASSES}
     stretch = _stretch(step.cluster, questions[0].devices)
     total = max(sum(s for n, s in of_rank.items() if any(n in g for g in groups.values())) for of_rank in ranks.values())

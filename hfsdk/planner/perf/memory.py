@@ -267,6 +267,8 @@ def alike_devices(
         for number in pool.devices:
             if devices[number] not in kinds:
                 kinds.append(devices[number])
+            # Devices are alike when they are of one kind and the same roles live on them: a part of a pool makes others of the same
+            # pool.
             alike.setdefault((kinds.index(devices[number]), *(number in there for *_, there in near)), []).append(number)
         for (kind, *here), numbers in alike.items():
             spec = kinds[kind]
@@ -276,6 +278,7 @@ def alike_devices(
             estimates = bases_once(
                 (with_checked(role, train=role.train and role.train.fill(size)) for role, size in there), estimates
             )
+            # Only one of several engines on a device can sleep, and nobody knows which: none is counted on to.
             if sum(estimate.asleep > 0 for estimate in estimates.values()) > 1:
                 estimates = {name: replace(estimate, asleep=0) for name, estimate in estimates.items()}
             process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
@@ -431,6 +434,7 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placemen
     options["smaller rollout_options (kv_cache_bytes, max_num_seqs)"] = sum(e.kv_cache for e in estimates)
     if device.device_name.startswith("cpu"):
         options["rollout_options.cpu_weights='shared'"] = sum(e.rollout_weights for e in estimates) // 2
+    # Steps that free less than 2 % of what is asked would send the user on errands.
     ranked = [word for word in sorted(options, key=lambda w: -options[w]) if options[word] > device.asked // 50]
     return f"What helps, most first: {'; '.join(ranked)}.{_fits_with_offload(device, roles)}"
 

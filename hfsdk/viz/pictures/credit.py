@@ -71,6 +71,7 @@ def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
     tokens = batch.tokens([row])
     table, names = tokens.table, [n for n in ("advantages", "returns", "values") if n in batch]
     sample: dict[str, Array] = {n: _numbers(table[n], n) for n in ("rewards", *names)}
+    # Whitening takes the whole batch's mean and deviation: one sample cannot tell whether it was done.
     whole = batch.table(*names) if len(names) == 3 else None
     whitening = Whitening("unknown")
     if whole is not None:

@@ -196,6 +196,7 @@ def _choice(plan: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str
     pools = [_pool(pool, plan, order) for pool in plan["pools"]]
     used = {d for pool in plan["pools"] for d in pool["devices"]}
     idle = [d for d in range(data["num_devices"]) if d not in used]
+    # Devices without a role are drawn, too: they are paid for.
     if idle:
         pools.append({
             "name": "idle", "title": "idle", "devices": _runs(idle), "numbers": _numbers(idle), "num_devices": len(idle),

@@ -409,6 +409,7 @@ class Lanes:
         self._pools = {s.device: s.pool for s in trace if s.device is not None}
         enclosing: dict[Any, tuple[int, int, int]] = {}
         spans = trace.spans
+        # Spans come before those inside them: of two that begin at once the one without a parent, then the longer one.
         order = sorted(
             range(len(spans)),
             key=lambda i: (spans[i].start_ns, bool(spans[i].parent), -(spans[i].duration_s or math.inf)),
@@ -467,6 +468,7 @@ class Lanes:
                 22.0 if not on_device else (34.0 if nested else 24.0) if num_devices <= 12 else 16.0 if num_devices <= 40 else 7.0
             )
             rows = max(1, len(self._rows[key]))
+            # Labels of lanes that are lower than their text would cover each other.
             every = 1 if height >= 16 else 8
             label = f"device {device}" if on_device else cut(role or "session", 24)
             label += " (predicted)" if predicted else ""
