@@ -48,7 +48,7 @@ def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
     """Assert what must hold in the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
 
     Args:
-        metrics: what ``actor.update`` returned, a Step, or the rows.
+        metrics: the metrics that ``actor.update`` returned, a Step, or the rows.
         tolerance: largest ``|ratio - 1|`` and approximate KL; about 0.05 in bf16, and with log-probs of the rollout.
     """
     from hfsdk.algorithms.invariants import invariants
@@ -72,7 +72,7 @@ def assert_not_below(baseline: str | Path, result: Experiment) -> None:
 
     Args:
         baseline: a file that ``Experiment.save_baseline`` wrote.
-        result: what ``session.compare`` returned.
+        result: the result of ``session.compare``.
 
     Raises:
         OptionError: the file is no baseline of these algorithms and steps.
@@ -94,12 +94,12 @@ def _rows(what: Any) -> Sequence[Mapping[str, Any]]:
         OptionError: it has none, or raises itself when it is looked at.
     """
     try:
-        found = _rows_in(what)
+        rows = _rows_in(what)
     except Exception:  # the user's own object, whatever it raises
-        found = None
-    if found is None:
+        rows = None
+    if rows is None:
         raise OptionError(f"numbers are in a Run, Experiment, History, Step, Metrics, DataFrame or dicts; got {shown(what)}")
-    return found
+    return rows
 
 
 def _rows_in(what: Any) -> list[Mapping[str, Any]] | None:

@@ -230,7 +230,7 @@ What helps, most first: a larger tp or pp, or more devices in this pool; lora=hf
     (
         hf.SimulatedValueError,
         lambda it: it.actor.generate([[1]])["response"],
-        "the values of column 'response' were asked, but actor.generate was simulated and wrote shapes only. Its lengths and "
+        "column 'response' has no values: actor.generate was simulated and wrote shapes only. Its lengths and "
         "bytes are readable: batch.column_states(). To see values, run the same cells on a real session.",
     ),
     (

@@ -1,6 +1,7 @@
-"""How the package is built: functions fit on a screen or two, a class name means one thing, algorithms show their step."""
+"""How the package is built and worded: short functions, one meaning a class name, algorithms that show their step, plain words."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -34,6 +35,46 @@ def test_an_algorithm_shows_its_step_on_the_first_screen(name):
     (step,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == "step"]
     assert step.end_lineno <= FIRST_SCREEN, f"step ends at line {step.end_lineno}: its options stand below it"
     assert text.count("\n") <= LONGEST
+
+
+@pytest.fixture(scope="module")
+def house():
+    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_docstring_more_begins_as_a_fragment_and_no_story_name_more_is_bound(house):
+    assert house.new_words() == []
+
+
+def test_rooms_that_are_known_for_fragments_or_story_names_exist(house):
+    rooms = {house.folder_of(module) for module, _ in house.modules()}
+    assert set(house.KNOWN_WORDS) <= rooms
+
+
+def test_a_fragment_is_found_at_a_module_a_class_a_function_and_below_a_field(house):
+    text = '''"""What it is."""
+class Row:
+    """One row."""
+    def read(self):
+        """Of a row, its text."""
+    size: int
+    """In bytes."""
+NOTE = "Of no docstring"
+'''
+    assert house.fragments(text) == [(1, "What"), (5, "Of"), (7, "In")]
+
+
+def test_a_story_name_is_found_where_it_is_bound_and_fields_are_free(house):
+    text = """class Row:
+    held: int
+    def read(self, told, *, asked=None, **given):
+        self._kept = [one for one in told]
+        self.known = known = self.held
+"""
+    assert house.story_names(text) == [(3, "asked"), (3, "given"), (3, "told"), (4, "_kept"), (4, "one"), (5, "known")]
 
 
 NAMED = re.compile(r"``(\w+\.py)``")

@@ -65,7 +65,7 @@ def test_which_pools_exclude_each_other():
         ((Pool("a", (0, 1)), Pool("a", (2, 3))), ["two pools", "'a'"]),
         ((Pool("a", (0, 1)), Pool("b", ())), ["'b'", "no device"]),
         ((Pool("a", (0, 1)), Pool("b", (2,), "a")), ["'b'", "(2,)", "'a'", "(0, 1)"]),
-        ((Pool("a", (0, 1, 2, 3)), Pool("b", (0, 2), "a")), ["a part is a run", "(0, 2)"]),
+        ((Pool("a", (0, 1, 2, 3)), Pool("b", (0, 2), "a")), ["must be a run of", "(0, 2)"]),
     ],
 )
 def test_pools_that_cannot_be_are_refused_with_their_devices(placement, named):

@@ -1,6 +1,6 @@
 """RLHF algorithms; each reads like its paper. Their numerics are in `hfsdk.algorithms.rlmath`, which needs torch.
 
-Of models they know the types of the handles alone.
+They know models by the types of their handles alone.
 
 May import: core, models.
 """

@@ -1,4 +1,4 @@
-"""What other libraries call options, and what hfsdk calls them: for who brings a name along."""
+"""Names of options in other libraries, and hfsdk's names for them, for readers who bring a name along."""
 
 from __future__ import annotations
 
@@ -108,19 +108,19 @@ def check_value(what: str, name: str, value: Any) -> None:
         said = f"epsilon must be at most {MOST_EPSILON}, it is added to the standard deviation of the scores"
         raise OptionError(f"{what}: TRL's epsilon={value:g} is clip={value:g} here; {said}") from None
     if isinstance(value, str | bool) and (ours := _VALUES.get(name, {}).get(value)):
-        whose = "verl" if name == "kl" else "TRL"
-        raise OptionError(f"{what}: {whose}'s {name}={value!r} is {name}={ours!r} here") from None
+        library = "verl" if name == "kl" else "TRL"
+        raise OptionError(f"{what}: {library}'s {name}={value!r} is {name}={ours!r} here") from None
     if isinstance(value, str) and (whole := _ALGORITHM_VALUES.get(name, {}).get(value)):
         raise OptionError(f"{what}: TRL's {name}={value!r} is an algorithm here: {whole}") from None
 
 
-def unknown_option(what: str, name: str, known: Collection[str]) -> str:
+def unknown_option(what: str, name: str, existing: Collection[str]) -> str:
     """Return what to say of an option that does not exist.
 
     Args:
         what: the algorithm, loss or function, as the user calls it.
         name: the option that was given.
-        known: those that exist.
+        existing: the names that exist.
     """
     others = {names: said for names, said in ELSEWHERE.items() if not said.startswith("it belongs to the algorithm")}
-    return unknown_name(what, name, known, OTHER_NAMES, {**_ELSEWHERE, **others})
+    return unknown_name(what, name, existing, OTHER_NAMES, {**_ELSEWHERE, **others})

@@ -45,9 +45,9 @@ class CISPO(GRPO):
     clip_high: Positive | None = 4.0
     """How far a weight may rise above 1: up to 5, which TRL recommends (ScaleRL, arXiv 2510.13786); the paper says no number."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     loss_kind = CISPOLoss
 

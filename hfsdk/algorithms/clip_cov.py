@@ -50,9 +50,9 @@ class ClipCov(ClipCovOptions, GRPO):
     mini_batches: MiniBatches = 2
     """Optimizer steps per epoch."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     loss_kind = ClipCovLoss
 
@@ -64,7 +64,7 @@ class ClipCov(ClipCovOptions, GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnTokens(ClipCovOptions, Marks):
-    """Marks tokens drawn from those whose covariance is within the bounds."""
+    """The choice of tokens drawn from those whose covariance is within the bounds."""
 
     def marked(self, covariances_T: Tensor) -> Tensor:
         """Return which tokens are marked, bool, shape [T]; the numbers seed the draw, so that a batch always has the same."""

@@ -25,7 +25,7 @@ class ShareOptions(Options):
     """How many tokens are marked."""
 
     share: TokenShare = 2e-4
-    """Of all response tokens, so many; at least one."""
+    """Share of all response tokens that are left out; at least one token."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DAPO(GRPO):
-    """Decoupled clip and dynamic sampling policy optimisation. Clips are the paper's."""
+    """Clip and dynamic sampling policy optimisation, decoupled. Clips are the paper's."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
@@ -54,16 +54,16 @@ class DAPO(GRPO):
         return Step(batch, None, actor)
 
     oversample: Annotated[float, Within(1)] = 2.0
-    """Prompts in a step's batch for each group that is trained on; verl's recipe has 3. Of 64 prompts 32 are drawn first, then as
+    """Prompts in a step's batch for each group that is trained on; verl's recipe has 3. From 64 prompts 32 are drawn first, then as
     many more as groups are lacking, until 32 groups have scores that differ or the batch is used up; 1 draws no others."""
     filter_groups: bool = True
     """Whether groups whose scores are all the same are left out; DAPO does."""
     clip_high: Positive | None = 0.28
     """How far the ratio may rise above 1 (clip-higher)."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`; the paper's loss is a mean over tokens."""
+    """How the loss is averaged, as in `PolicyLoss`; the paper's loss is a mean over tokens."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`; the paper has no KL."""
+    """Weight of the KL, as in `GRPO`; the paper has no KL."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,7 @@ class OverlongPenalty(Options):
     buffer: NewTokens
     """L_cache: the last tokens of it, in which the penalty grows."""
     penalty: NonNegative = 1.0
-    """At the longest response, in score units."""
+    """Penalty of the longest response, in score units."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""On-policy distillation: the student learns from its own responses what a teacher would have said (arXiv 2306.13649).
+"""Distillation on the student's own responses: it learns what a teacher would have said (arXiv 2306.13649).
 
 The teacher is the reference role, a model with the same tokenizer: ``session.reference("folder-of-the-teacher")``. Each token of
 the student's own responses earns minus the reverse KL there, ``log pi_teacher - log pi_student``: a signal per token, no reward
@@ -34,7 +34,7 @@ class AdvantageOptions(KLOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation(AdvantageOptions, OnPolicy):
-    """On-policy distillation by the reverse KL, from a teacher with the student's tokenizer."""
+    """Distillation by the reverse KL, on-policy, from a teacher with the student's tokenizer."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
@@ -84,8 +84,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn the teacher's log-probs into advantages, in a CPU task over the whole batch.
 
     Args:
-        batch: with old_log_probs and ref_log_probs, which are the teacher's.
-        options: those of `Advantages`.
+        batch: rows with old_log_probs and ref_log_probs, which are the teacher's.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards (minus the reverse KL of each token), advantages and ``kl`` (student's minus teacher's

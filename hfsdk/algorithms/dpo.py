@@ -122,8 +122,8 @@ def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float, kind: str = "sig
 
     Args:
         chosen_P: log-ratio of the chosen response, shape [P].
-        rejected_P: of the rejected one, shape [P].
-        beta: above 0.
+        rejected_P: the same of the rejected response, shape [P].
+        beta: beta of the paper, above 0.
         kind: a row of the table.
         label_smoothing: e, only with sigmoid.
 

@@ -25,8 +25,8 @@ class DivergenceOptions(Options):
     """Options of `DPPOLoss`, and with them of `DPPO`."""
 
     divergence: Annotated[str, OneOf(*DIVERGENCES)] = "tv"
-    """What is bounded: ``"tv"``, the total variation ``|pi - pi_old|`` of the token's probability, or ``"kl"``, KL(pi_old || pi) of
-    this token or another, in nats."""
+    """The divergence that is bounded: ``"tv"``, the total variation ``|pi - pi_old|`` of the token's probability, or ``"kl"``,
+    KL(pi_old || pi) of this token or another, in nats."""
     ratio_cap: Positive | None = None
     """The largest ratio that weighs a token (verl's ``clip_ratio_c``); ``None`` is none."""
 
@@ -63,9 +63,9 @@ class DPPO(DivergenceOptions, GRPO):
     clip: Clip = 0.15
     """delta: the divergence above which a token is not pushed further down and, without ``clip_high``, up."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`; the paper has no KL."""
+    """Weight of the KL, as in `GRPO`; the paper has no KL."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     loss_kind = DPPOLoss
 

@@ -23,4 +23,4 @@ class DrGRPO(GRPO):
     aggregation: Aggregation = "fixed_length"
     """``"fixed_length"`` divides the sum over a response's tokens by ``max_new_tokens``; others as in `PolicyLoss`."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""

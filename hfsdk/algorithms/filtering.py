@@ -37,8 +37,8 @@ def informative_rows_of_draw(table: Table) -> list[int]:
 def rows_with_advantages(table: Table) -> list[int]:
     """Return the rows whose group has an advantage other than 0 on any token; those that were not scored have none.
 
-    It is the law behind equal scores, and holds for whatever a group is compared by: rewards of steps may have equal sums and
-    differ.
+    It is the law behind equal scores, and holds for every quantity that a group is compared by: rewards of steps may have equal
+    sums and differ.
     """
     advantages = table.ragged("advantages")
     teaches = (advantages.flat != 0) & ~is_unscored(advantages.flat)
@@ -53,7 +53,7 @@ def informative(batch: Batch) -> Batch | None:
     """Return the rows that have something to teach, or ``None``; all in a simulated session, where there are no scores.
 
     Args:
-        batch: with advantages and group.
+        batch: rows with advantages and group.
     """
     rows = taught_by(batch, rows_with_advantages, "advantages")
     if len(rows) == len(batch):
@@ -74,7 +74,7 @@ def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], B
 
     Args:
         wanted: groups; so many prompts are drawn at first, then each time as many as groups are lacking.
-        prompts: those that may be drawn.
+        prompts: the prompts that may be drawn.
         n: responses per prompt.
         scored: generates and scores, for some of the prompts.
 
@@ -84,6 +84,7 @@ def drawn_until(wanted: int, prompts: Batch, n: int, scored: Callable[[Batch], B
     batch = scored(prompts.take(np.arange(min(wanted, len(prompts)))))
     rows = taught_by(batch, informative_rows_of_draw)
     drawn = len(batch) // n
+    # Only as many prompts as groups are lacking: where most groups teach, nearly nothing is generated in vain.
     while (groups := len({row // n for row in rows})) < wanted and drawn < len(prompts):
         more = np.arange(drawn, min(drawn + wanted - groups, len(prompts)))
         new = scored(prompts.take(more))
@@ -98,11 +99,12 @@ def one_after_the_other(first: Batch, second: Batch, groups_before: int) -> Batc
 
     Args:
         first: rows that come first.
-        second: with the same columns.
-        groups_before: what is added to the second's group numbers.
+        second: rows with the same columns.
+        groups_before: the number that is added to the second's group numbers.
     """
     a, b = len(first), len(second)
     names = [name for name in first.columns if name in second]
+    # A map needs tables of equal length: each side is padded with its row 0, and ``Concatenation`` takes the right part of each.
     both = first.take(np.r_[np.arange(a), np.zeros(b, np.int64)])
     other = second.take(np.r_[np.zeros(a, np.int64), np.arange(b)])
     both = both.join(other, **{f"{OTHER}{name}": name for name in names})
@@ -126,6 +128,6 @@ class Concatenation:
 
         ours, theirs = np.arange(self.rows), np.arange(self.rows, table.num_rows)
         names = [name for name in table if not name.startswith(OTHER)]
-        found = {name: concat([take(table[name], ours), take(table[OTHER + name], theirs)]) for name in names}
-        later = np.asarray(found["group"])[self.rows :] + self.groups_before
-        return found | {"group": np.r_[np.asarray(found["group"])[: self.rows], later]}
+        columns = {name: concat([take(table[name], ours), take(table[OTHER + name], theirs)]) for name in names}
+        later = np.asarray(columns["group"])[self.rows :] + self.groups_before
+        return columns | {"group": np.r_[np.asarray(columns["group"])[: self.rows], later]}

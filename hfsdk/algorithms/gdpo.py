@@ -43,7 +43,7 @@ class PartOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class GDPO(PartOptions, grpo.GRPO):
-    """Group reward-decoupled normalisation policy optimisation. Of one reward it is GRPO with advantages of variance 1."""
+    """Group reward-decoupled normalisation policy optimisation. With one reward it is GRPO with advantages of variance 1."""
 
     @checked
     def step(self, models: StepModels, prompts: Batch) -> Step:
@@ -113,8 +113,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn the scores of several rewards into advantages relative to the group, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores, group and ``scores_of_<name>`` of each part; groups may differ in size.
-        options: those of `Advantages`.
+        batch: rows with scores, group and ``scores_of_<name>`` of each part; groups may differ in size.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token; a response whose group has one score of each part gets 0.

@@ -50,7 +50,7 @@ class GMPO(GRPO):
     clip: Clip = 0.4
     """How far a token's log-ratio may fall below 0, in nats, and without ``clip_high`` rise above it."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
 
     loss_kind = GMPOLoss
 

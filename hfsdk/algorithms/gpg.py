@@ -46,9 +46,9 @@ class GPG(grpo.GRPO):
     scale: Scale = "none"
     """F_norm: ``"none"`` is 1, the paper's; others as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`; the paper's loss is a mean over tokens."""
+    """How the loss is averaged, as in `PolicyLoss`; the paper's loss is a mean over tokens."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`; the paper has no KL."""
+    """Weight of the KL, as in `GRPO`; the paper has no KL."""
 
     loss_kind = GPGLoss
 
@@ -80,7 +80,7 @@ class Advantages(grpo.Advantages):
 def accurate(advantages_N: Tensor, group_N: Tensor) -> Tensor:
     """Return the advantages times ``alpha = B / (B - M)``, shape [N] (the paper's accurate gradient estimation).
 
-    Of B responses M are in groups that have no advantage, all right or all wrong; where all are, nothing changes. (verl has B over
+    M of B responses are in groups that have no advantage, all right or all wrong; where all are, nothing changes. (verl has B over
     the number of scores other than 0.)
     """
     from hfsdk.algorithms import groups
@@ -95,8 +95,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages over the group's mean, raised for the groups of one score, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; groups may differ in size. One whose scores are all the same gets 0.
-        options: those of `Advantages`.
+        batch: rows with scores and group; groups may differ in size. One whose scores are all the same gets 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token.

@@ -17,9 +17,9 @@ def group_mean(scores_N: Tensor, group_N: Tensor, alone: str = "zero") -> Tensor
 
     Args:
         scores_N: one score per sequence, shape [N].
-        group_N: shape [N].
-        alone: of a group of one: ``"zero"`` takes its own score as the mean, so that its distance is 0 (it has nobody to be better
-            than), ``"score"`` takes 0 (verl: mean 0 and deviation 1).
+        group_N: the group of every response, shape [N].
+        alone: the rule for a group of one: ``"zero"`` takes its own score as the mean, so that its distance is 0 (it has
+            nobody to be better than), ``"score"`` takes 0 (verl: mean 0 and deviation 1).
 
     Raises:
         OptionError: another ``alone``.
@@ -77,8 +77,8 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
     Args:
         scores_N: one score per sequence, shape [N].
         group_N: whole numbers; sequences with the same number answer the same prompt; shape [N].
-        low: the range's ends; by default the lowest and the highest of all the scores.
-        high: see ``low``.
+        low: the range's lower end; by default the lowest of all the scores.
+        high: its upper end; by default the highest of them.
 
     Returns:
         The new scores, shape [N]; a group whose scores are all the same keeps them, and so does a group of one.
@@ -95,17 +95,17 @@ def increase_variance(scores_N: Tensor, group_N: Tensor, low: float | None = Non
         )
     spread_N = scores_N.clone()
     for group in group_N.unique():
-        mine = group_N == group
-        levels, which, counts = scores_N[mine].unique(return_inverse=True, return_counts=True)
+        of_group = group_N == group
+        levels, which, counts = scores_N[of_group].unique(return_inverse=True, return_counts=True)
         if len(levels) < 2:
             continue
-        excess = float((scores_N[mine] - low).sum())  # what there is to hand out, from the best responses down
+        excess = float((scores_N[of_group] - low).sum())  # what there is to hand out, from the best responses down
         new = torch.full_like(levels, low)
         for level in range(len(levels) - 1, -1, -1):
-            given = min(excess, (high - low) * int(counts[level]))
-            new[level] = low + given / int(counts[level])
-            excess -= given
-        spread_N[mine] = new[which]
+            share = min(excess, (high - low) * int(counts[level]))
+            new[level] = low + share / int(counts[level])
+            excess -= share
+        spread_N[of_group] = new[which]
     return spread_N
 
 

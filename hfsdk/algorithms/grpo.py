@@ -98,7 +98,7 @@ class Advantages(AdvantageOptions, BatchFunction):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets: ``"zero"``, or its ``"score"`` (verl)."""
+    """Advantage of a group of one: ``"zero"``, or its ``"score"`` (verl)."""
 
     needs = ("scores", "group", "response")
     gives = ("advantages",)
@@ -140,8 +140,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages relative to the group, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; groups may differ in size. One whose scores are all the same gets 0.
-        options: those of `Advantages`.
+        batch: rows with scores and group; groups may differ in size. One whose scores are all the same gets 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token.

@@ -46,6 +46,6 @@ class GSPO(GRPO):
     clip_high: Positive | None = 4e-4
     """How far it may rise above 1."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
 
     loss_kind = GSPOLoss

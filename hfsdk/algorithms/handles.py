@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepModels(Protocol):
-    """Handles by role. A step uses those that its algorithm's ``roles`` names; whatever has these attributes will do."""
+    """Handles by role. A step uses the ones that its algorithm's ``roles`` names; any object with these attributes will do."""
 
     @property
     def actor(self) -> ActorModel:
@@ -34,11 +34,11 @@ class StepModels(Protocol):
 
     @property
     def reward(self) -> RewardModel:
-        """What scores responses."""
+        """The model or function that scores responses."""
 
     @property
     def cost(self) -> CostModel:
-        """What is kept below a limit (Safe-RLHF)."""
+        """The model or function whose scores are kept below a limit (Safe-RLHF)."""
 
 
 def need_roles(models: Any, roles: Sequence[str]) -> None:
@@ -84,10 +84,10 @@ def check_same_vocabulary(actor: ActorModel, teacher: ReferenceModel) -> None:
     Raises:
         OptionError: their vocabularies differ in size.
     """
-    mine, theirs = actor.spec, teacher.spec
-    if mine is not None and theirs is not None and mine.vocab_size != theirs.vocab_size:
+    spec, theirs = actor.spec, teacher.spec
+    if spec is not None and theirs is not None and spec.vocab_size != theirs.vocab_size:
         raise OptionError(
-            f"a teacher must have the student's tokenizer; {theirs} has {theirs.vocab_size} tokens, {mine} has {mine.vocab_size}. "
+            f"a teacher must have the student's tokenizer; {theirs} has {theirs.vocab_size} tokens, {spec} has {spec.vocab_size}. "
             "Declare one of the same family: session.reference(...)"
         )
 

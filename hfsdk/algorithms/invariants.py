@@ -1,4 +1,4 @@
-"""What must hold in every step before anything is updated, and the warnings that say where it does not."""
+"""Invariants: what must hold in every step before anything is updated, and the warnings where it does not."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ RATIO_TOLERANCE = {"fp32": 1e-4, "bf16": 0.05}
 """How far the ratio may be from 1 before anything is updated, by the trainer's dtype."""
 
 CHECK: ContextVar[str | None] = ContextVar("check", default="light")
-"""What a run of ``session.train`` checks; ``None`` is nothing."""
+"""The checks of a run of ``session.train``; ``None`` is none."""
 
 WARNED: ContextVar[set[str] | None] = ContextVar("warned", default=None)
-"""What a run of ``session.train`` has warned of, so that it does so once; ``None`` outside one, where every step is told."""
+"""Warnings that a run of ``session.train`` has given, so that it gives each once; ``None`` outside a run, where every step
+warns."""
 
 
 def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_TOLERANCE["fp32"]) -> list[str]:
@@ -35,6 +36,7 @@ def invariants(actor_rows: Sequence[dict[str, float]], tolerance: float = RATIO_
         return []
     first, broken = actor_rows[0], []
     for name in ("ratio", "ratio_max"):
+        # ``not <=`` instead of ``>``: a NaN is broken, too.
         if not abs(first[name] - 1.0) <= tolerance:
             broken.append(
                 f"{name} is {first[name]:.6g} in the first mini-batch, where it must be 1 (within {tolerance:g}): old_log_probs "

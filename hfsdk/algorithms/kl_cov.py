@@ -27,7 +27,7 @@ class KLCovOptions(ShareOptions):
     """Options of `Largest`, and with them of `KLCov`."""
 
     share: TokenShare = 2e-3
-    """Of all response tokens, so many are held, at least one; the paper has 2e-3 for 7B and 2e-4 for 32B."""
+    """Share of all response tokens that are held, at least one token; the paper has 2e-3 for 7B and 2e-4 for 32B."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class KLCov(KLCovOptions, GRPO):
     mini_batches: MiniBatches = 2
     """Optimizer steps per epoch, at least 2 for the held tokens to be held."""
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
     aggregation: Aggregation = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     loss_kind = KLCovLoss
 
@@ -81,7 +81,7 @@ class KLCov(KLCovOptions, GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class Largest(KLCovOptions, Marks):
-    """Marks the tokens of the largest covariance."""
+    """The choice of the tokens of the largest covariance."""
 
     def marked(self, covariances_T: Tensor) -> Tensor:
         """Return which tokens are marked, bool, shape [T]."""

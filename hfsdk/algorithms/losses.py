@@ -1,4 +1,4 @@
-"""What the losses of several algorithms share: options (`SurrogateOptions`), `PolicyLoss`, `ValueLoss`, checks.
+"""The shared parts of losses: options (`SurrogateOptions`), `PolicyLoss`, `ValueLoss`, checks.
 
 A loss is any callable ``(out, b) -> per-token loss`` or ``-> (per-token loss, metrics)``: ``out.log_probs``, ``out.entropy``,
 ``out.values`` and the columns ``b[...]`` are flat tensors over the response tokens of one micro-batch. The engine reduces the loss
@@ -38,7 +38,7 @@ class SurrogateOptions(CorrectionOptions):
     aggregation: Aggregation = "token_mean"
     """How the loss is averaged, one of `AGGREGATIONS`; an algorithm's ``"fixed_length"`` divides by ``max_new_tokens``."""
     log_ratio_clamp: Clamp = "above"
-    """Where log-ratios are cut before ``exp``: one of `LOG_RATIO_CLAMPS`."""
+    """Bounds at which log-ratios are cut before ``exp``: one of `LOG_RATIO_CLAMPS`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class PolicyLoss(KLLossOptions, SurrogateOptions):
     """Tokens to divide each sequence's sum by, with ``aggregation="fixed_length"``."""
 
     learns: ClassVar[str] = "policy"
-    """Which suggested learning rate is for it (:mod:`hfsdk.core.learning_rates`)."""
+    """The kind of suggested learning rate that fits it (:mod:`hfsdk.core.learning_rates`)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +133,7 @@ class ValueLoss(Options):
     aggregation: Aggregation = "token_mean"
     """One of `AGGREGATIONS`."""
     fixed_length: Index = 0
-    """As in `PolicyLoss`."""
+    """Tokens to divide each sequence's sum by, as in `PolicyLoss`."""
     values: Name = "values"
     """Column of the old values; Safe-RLHF's cost critic has ``"cost_values"``."""
     returns: Name = "returns"
@@ -163,9 +163,9 @@ def check_kl_of_loss(kl: str, by_ratio: bool, where: str = "") -> None:
     """Refuse an estimator that has not the gradient of a KL in a loss.
 
     Args:
-        kl: the estimator.
+        kl: the KL's estimator.
         by_ratio: whether the ratio weighs it.
-        where: what the option stands beside, for the message.
+        where: the option's companion, for the message.
     """
     wanted = f"{', '.join(KL_KINDS_OF_LOSS[:-1])} or {KL_KINDS_OF_LOSS[-1]}{where} (in a loss, k1 has no gradient in expectation)"
     check(by_ratio or kl in KL_KINDS_OF_LOSS, "kl", kl, wanted)

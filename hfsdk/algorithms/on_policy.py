@@ -1,4 +1,4 @@
-"""What algorithms that learn from their own responses share: `OnPolicy`, the options of their steps; `KLReward`, of their rewards.
+"""`OnPolicy`, the options of algorithms that learn from their own responses; `KLReward`, the options of their rewards.
 
 Each algorithm's own file has its ``step``, what is its own among the options, and its advantages.
 """
@@ -114,7 +114,7 @@ class KLRewardFunction(KLOptions, BatchFunction):
     """Advantages of a reward that has a KL in it."""
 
     dtype: ClassVar[str] = "float64"
-    """What the function computes in."""
+    """The dtype in which the function computes."""
 
     @property
     def reads(self) -> list[str]:

@@ -1,8 +1,8 @@
 """OPO (arXiv 2505.23585): exact on-policy training with the optimal baseline, the group's mean score weighed by length.
 
-The step is RLOO's. Of all baselines that leave the gradient unbiased one has the least variance: the scores weighed by the squared
-norm of each response's gradient, which grows with its length. One optimizer step on each batch, no KL and no entropy bonus:
-nothing else holds the policy, and nothing is off-policy.
+The step is RLOO's. One of the baselines that leave the gradient unbiased has the least variance: the scores weighed by the squared
+norm of each response's gradient, which grows with its length. One optimizer step on each batch, no KL and no entropy bonus: nothing
+else holds the policy, and nothing is off-policy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OPO(rloo.RLOO):
-    """On-policy RL with an optimal reward baseline. ``epochs`` and ``mini_batches`` of 1 are the algorithm: exact on-policy."""
+    """REINFORCE with an optimal reward baseline. ``epochs`` and ``mini_batches`` of 1 are the algorithm: exact on-policy."""
 
     n: Copies = 8
     """K: responses per prompt, at least 2."""
     kl_coef: NonNegative = 0.0
-    """As in `RLOO`; the paper has no KL."""
+    """Weight of the KL, as in `RLOO`; the paper has no KL."""
 
     @checked
     def with_advantages(self, batch: Batch) -> Batch:
@@ -65,8 +65,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages over the optimal baseline, in a CPU task over the whole batch.
 
     Args:
-        batch: as that of `hfsdk.algorithms.rloo.advantages`.
-        options: those of `Advantages`.
+        batch: rows as those of `hfsdk.algorithms.rloo.advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages and, where ``kl_coef`` is not 0, ``kl``, per token.

@@ -1,7 +1,7 @@
-"""What algorithms, their losses and their advantages are made from: `Options`, each declared once, its docstring below it.
+"""`Options`: the base of algorithms, losses and advantages. Each option is declared once, its docstring below it.
 
-Whoever takes the same options inherits the class that declares them (as `hfsdk.algorithms.ppo.PPO` those of its advantages) and
-hands them on whole, with `Options.of`. A function takes them as keywords with `with_options`.
+A class that takes the same options inherits the class that declares them (as `hfsdk.algorithms.ppo.PPO` those of its advantages)
+and hands them on whole, with `Options.of`. A function takes them as keywords with `with_options`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ RAISES = """
 class Options:
     """Base of frozen dataclasses whose fields a user gives: all are checked when made, and unknown ones refused by name."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuse an option that does not exist, with more words than Python has.
 
         Raises:
             OptionError: says the nearest option, or what hfsdk calls that of another library.
         """
-        if given.keys() - _names(cls):
+        if kwargs.keys() - _names(cls):
             parameters = inspect.signature(cls.__init__).parameters  # a subclass may take what is no field
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-                refuse_unknown(cls.__name__, given, [*parameters][1:])
+                refuse_unknown(cls.__name__, kwargs, [*parameters][1:])
         return super().__new__(cls)
 
     def __init_subclass__(cls) -> None:
@@ -109,8 +109,8 @@ class BatchFunction(Options):
         scored = scored_rows({name: table[name] for name in self.judged or table}, table.num_rows)
         if len(scored) == table.num_rows:
             return self.of_scored(table)
-        found, whole = self.of_scored(table.take(scored)), table.ragged(self.like)
-        return {name: _spread(column, scored, whole) for name, column in found.items()}
+        columns, whole = self.of_scored(table.take(scored)), table.ragged(self.like)
+        return {name: _spread(column, scored, whole) for name, column in columns.items()}
 
     def of_scored(self, table: Table) -> dict[str, Column]:
         """Return the columns `writes` of samples that were all scored, in float32."""
@@ -139,11 +139,11 @@ def _names(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
-def refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> None:
+def refuse_unknown(what: str, names: Iterable[str], existing: Collection[str]) -> None:
     """Raise an OptionError for the first option that does not exist."""
-    for name in given:
-        if name not in known:
-            raise OptionError(unknown_option(what, name, known))
+    for name in names:
+        if name not in existing:
+            raise OptionError(unknown_option(what, name, existing))
 
 
 class OverBatch(Protocol[P]):
@@ -163,16 +163,16 @@ def with_options(kind: Callable[P, F]) -> Callable[[Callable[[Batch, F], Batch]]
 
     def decorated(function: Callable[[Batch, F], Batch]) -> OverBatch[P]:
         hints = get_type_hints(kind)
-        known = {name: p.replace(annotation=hints[name]) for name, p in inspect.signature(kind).parameters.items()}
+        parameters = {name: p.replace(annotation=hints[name]) for name, p in inspect.signature(kind).parameters.items()}
 
         @functools.wraps(function)
         def call(batch: Batch, *args: P.args, **options: P.kwargs) -> Batch:
-            refuse_unknown(function.__name__, options, known)
+            refuse_unknown(function.__name__, options, parameters)
             return function(batch, kind(*args, **options))
 
         whole: Any = call
         (batch, _), returned = inspect.signature(function).parameters.values(), inspect.signature(function).return_annotation
-        first = sorted(known.values(), key=lambda option: option.default is not option.empty)
+        first = sorted(parameters.values(), key=lambda option: option.default is not option.empty)
         whole.__signature__ = inspect.Signature([batch, *first], return_annotation=returned)
         whole.__doc__ = re.sub(r"\n +options: .*", lambda _: option_lines(kind), function.__doc__ or "").rstrip() + RAISES
         return call

@@ -1,6 +1,6 @@
 """Pass@k training (arXiv 2508.10751): a response is worth what it adds to the best of k, not to the mean of all.
 
-The step is GRPO's. Of a group all subsets of k responses are looked at: one passes where any of its responses does. A response's
+The step is GRPO's. All subsets of k responses of a group are looked at: one passes where any of its responses does. A response's
 advantage is the mean over the subsets that it is in, in deviations of all subsets, which has a closed form. Questions that are
 mostly solved push no further, so that the policy keeps other ways to answer; rare right answers count most.
 """
@@ -92,8 +92,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages by pass@k, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; groups may differ in size. One in which all subsets of k pass, or none, gets 0.
-        options: those of `Advantages`.
+        batch: rows with scores and group; groups may differ in size. One in which all subsets of k pass, or none, gets 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages, one per response token.

@@ -51,12 +51,14 @@ def pass_rates(batch: Batch, k: Sequence[int], pass_score: float) -> dict[str, f
     Raises:
         OptionError: no prompt has k responses, scored or not.
     """
-    found: tuple[int, dict[str, float]]
-    found = batch.reduce(partial(_rates, k=tuple(k), pass_score=pass_score), reads=["scores", "group"]).value
-    most, rates = found
+    counts_and_rates: tuple[int, dict[str, float]]
+    counts_and_rates = batch.reduce(partial(_rates, k=tuple(k), pass_score=pass_score), reads=["scores", "group"]).value
+    most, rates = counts_and_rates
     if max(k, default=0) > most:
-        asked = max(k)
-        raise OptionError(f"pass@{asked} needs as many responses to a prompt; none has more than {most}: generate with n={asked}")
+        largest = max(k)
+        raise OptionError(
+            f"pass@{largest} needs {largest} responses to a prompt; no prompt has more than {most}: generate with n={largest}"
+        )
     return rates
 
 
@@ -66,8 +68,8 @@ def _rates(table: Table, k: tuple[int, ...], pass_score: float) -> tuple[int, di
     scored, (names, sizes) = ~is_unscored(scores), np.unique(group, return_counts=True)
     of_prompt = [scores[scored & (group == name)] for name in names]
     counts = [(len(own), int((own >= pass_score).sum())) for own in of_prompt]
-    rates = {one: [pass_at_k(n, c, one) for n, c in counts if n >= one] for one in k}
-    means = {f"pass_at_{one}": sum(each) / len(each) if each else nan for one, each in rates.items()}
+    rates = {size: [pass_at_k(n, c, size) for n, c in counts if n >= size] for size in k}
+    means = {f"pass_at_{size}": sum(each) / len(each) if each else nan for size, each in rates.items()}
     return int(sizes.max(initial=0)), means
 
 
@@ -79,5 +81,5 @@ def pass_at_k(n: Index, c: Index, k: Index) -> float:
         OptionError: not ``0 <= c <= n`` and ``1 <= k <= n``.
     """
     if not (0 <= c <= n and 1 <= k <= n):
-        raise OptionError(f"pass@k is of c right responses among n, and of 1 to n of them; got n={n}, c={c}, k={k}")
+        raise OptionError(f"pass@k needs c right responses among n, with c from 0 to n and k from 1 to n; got n={n}, c={c}, k={k}")
     return (comb(n, k) - comb(n - c, k)) / comb(n, k)

@@ -57,7 +57,7 @@ class PPO(AdvantageOptions, KLLossOptions, OnPolicy):
         return Step(batch, critic, actor)
 
     kl_in: Annotated[str, OneOf("reward", "loss")] = "reward"
-    """Where the KL is: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
+    """The place of the KL: ``"reward"`` (InstructGPT) or ``"loss"`` (GRPO): two different algorithms."""
     value_clip: Positive | None = 0.2
     """How far values may move, in value units; ``None`` is off."""
     mini_batches: MiniBatches = 2
@@ -131,9 +131,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores and values into rewards, advantages and returns, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
+        batch: rows with scores and values (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs
             where ``kl_coef`` is not 0.
-        options: those of `Advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards, advantages, returns (advantages before whitening, plus values) and, where ``kl_coef``

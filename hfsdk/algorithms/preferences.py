@@ -88,7 +88,7 @@ class CrossEntropy(Options):
     weight: Positive = 1.0
     """The loss is multiplied by it."""
     aggregation: Annotated[str, OneOf("token_mean", "sequence_mean", "sequence_sum")] = "token_mean"
-    """As in `PolicyLoss`."""
+    """How the loss is averaged, as in `PolicyLoss`."""
 
     learns: ClassVar[str] = "demonstrations"
 
@@ -100,7 +100,7 @@ class CrossEntropy(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingMix(CrossEntropy):
-    """InstructGPT's ptx: the same beside a policy's own loss, whose learning rate it takes."""
+    """InstructGPT's ptx: the same in addition to a policy's own loss, whose learning rate it takes."""
 
     learns: ClassVar[str] = "policy"
 
@@ -133,6 +133,7 @@ def check_pairs(b: Any, whole: int | None = None) -> None:
     wrong_P = (group_N[0::2] != group_N[1::2]) | (chosen_N[0::2] <= chosen_N[1::2])
     if wrong_P.any():
         first = int(wrong_P.nonzero()[0, 0]) * 2
+        # A micro-batch has some of the rows: ``row_ids`` are their numbers in the user's batch.
         rows = [int(row) for row in b.row_ids[first : first + 2]]
         groups = [int(group) for group in group_N[first : first + 2]]
         raise ColumnError(

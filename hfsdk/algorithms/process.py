@@ -76,8 +76,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn the rewards of steps into advantages relative to the group, in a CPU task over the whole batch.
 
     Args:
-        batch: with token_scores and group; groups may differ in size.
-        options: those of `Advantages`.
+        batch: rows with token_scores and group; groups may differ in size.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages: on each token the sum of the rewards, in deviations of the group's steps, from its own step on.

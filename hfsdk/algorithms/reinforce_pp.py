@@ -94,9 +94,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into rewards, returns and normalised advantages, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs where
+        batch: rows with scores (and token_scores, where the reward is per token); with old_log_probs and ref_log_probs where
             ``kl_coef`` is not 0.
-        options: those of `Advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards, returns (reward-to-go), advantages (the same with mean 0 and variance 1 over all tokens; all

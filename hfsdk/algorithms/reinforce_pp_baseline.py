@@ -56,7 +56,7 @@ class Advantages(reinforce_pp.Advantages):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets before the batch's mean is subtracted: ``"zero"``, or its ``"score"`` (verl)."""
+    """Advantage of a group of one before the batch's mean is subtracted: ``"zero"``, or its ``"score"`` (verl)."""
 
     needs = ("scores", "group", "response")
     takes = ()
@@ -75,9 +75,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into advantages over the group's mean, normalised over the batch's tokens, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0, which puts the KL into the
-            reward. ``score_clip`` cuts the score minus its group's mean.
-        options: those of `Advantages`.
+        batch: rows with scores and group; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0, which puts the KL
+            into the reward. ``score_clip`` cuts the score minus its group's mean.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards, returns, advantages and, where ``kl_coef`` is not 0, ``kl``, per token.

@@ -101,9 +101,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores and those of the greedy responses into rewards and advantages, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and baseline_scores; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0. ``score_clip``
+        batch: rows with scores and baseline_scores; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0. ``score_clip``
             cuts the score minus its baseline.
-        options: those of `Advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards (score minus baseline on the last token, minus beta times KL on each), advantages (the sum of

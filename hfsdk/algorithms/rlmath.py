@@ -34,7 +34,7 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before ``exp``, so that one token cannot make a batch infinite; exp(20) is 5e8."""
 
 MAX_CLAMPED_K3 = 10.0
-"""With ``clamp="both"`` the estimate k3 itself is cut at +-10 too, as verl has it."""
+"""Bound of the estimate k3 itself with ``clamp="both"``, as verl has it."""
 
 
 def kl_estimate(log_probs_T: Tensor, ref_log_probs_T: Tensor, kind: str = "k1", clamp: str = "above") -> Tensor:
@@ -143,7 +143,7 @@ def missing_eos_penalty(rewards_T: Tensor, ended_N: Tensor, lengths_N: Tensor, p
         rewards_T: rewards, shape [T].
         ended_N: whether the sequence ended by itself, bool, shape [N].
         lengths_N: response lengths, shape [N].
-        penalty: in score units, at least 0.
+        penalty: the penalty in score units, at least 0.
 
     Returns:
         Rewards, shape [T].
@@ -179,6 +179,7 @@ def gae(
     """
     mask_NL = _mask(lengths_N)
     rewards_NL, values_NL = _pad(rewards_T, mask_NL), _pad(values_T, mask_NL)
+    # The value behind a response's last token is 0: in RLHF the episode ends there.
     next_values_NL = torch.zeros_like(values_NL)
     next_values_NL[:, :-1] = values_NL[:, 1:]
     if bootstrap_values_N is not None:
@@ -218,6 +219,7 @@ def masked_mean(x_T: Tensor, mask_T: Tensor | None = None) -> Tensor:
     mean = x_T.mean()
     if not x_T.numel():
         return mean
+    # The gradient stays that of the mean; only its value is moved inside the bounds.
     bounded = mean.detach().clamp(x_T.detach().min(), x_T.detach().max())
     return torch.where(bounded == mean, mean, mean - mean.detach() + bounded)
 
@@ -241,7 +243,7 @@ def whiten(x_T: Tensor, shift_mean: bool = True, unbiased: bool = True) -> Tenso
     Call it on the whole batch: whitening the parts separately is another algorithm.
 
     Args:
-        x_T: shape [T].
+        x_T: the values, shape [T].
         shift_mean: whether the mean becomes 0.
         unbiased: see `masked_var`.
 
@@ -266,8 +268,8 @@ def binary_divergence(log_probs_T: Tensor, old_log_probs_T: Tensor, kind: str = 
     log((1 - pi_old) / (1 - pi))``: lower bounds of those of the whole distributions. Exactly 0 where the two are equal.
 
     Args:
-        log_probs_T: of the policy being trained, shape [T].
-        old_log_probs_T: of the policy that sampled, shape [T].
+        log_probs_T: log-probabilities of the policy being trained, shape [T].
+        old_log_probs_T: log-probabilities of the policy that sampled, shape [T].
         kind: ``"tv"`` or ``"kl"``.
 
     Returns:
@@ -278,6 +280,7 @@ def binary_divergence(log_probs_T: Tensor, old_log_probs_T: Tensor, kind: str = 
     """
     if kind not in DIVERGENCES:
         raise OptionError(f"the divergences are {' and '.join(DIVERGENCES)}; got {kind!r}")
+    # Rounding may make a log-probability positive, and with it 1 - p negative under the logarithm.
     new_T, old_T = log_probs_T.detach().clamp(max=0.0), old_log_probs_T.detach().clamp(max=0.0)
     if kind == "tv":
         return (new_T.exp() - old_T.exp()).abs()
@@ -303,9 +306,9 @@ def policy_loss_terms(
     advantages by ``-c A`` (Ye et al.). The log-ratio is cut at `MAX_LOG_RATIO` from above.
 
     Args:
-        log_probs_T: of the policy being trained, shape [T]; carries the gradient.
-        old_log_probs_T: of the policy that the batch belongs to, shape [T].
-        advantages_T: shape [T].
+        log_probs_T: log-probabilities of the policy being trained, shape [T]; carries the gradient.
+        old_log_probs_T: log-probabilities of the policy that the batch belongs to, shape [T].
+        advantages_T: advantages, shape [T].
         clip_low: epsilon below 1.
         clip_high: epsilon above 1.
         dual_clip: c, above 1, or ``None``.
@@ -319,6 +322,7 @@ def policy_loss_terms(
     plain_T = -advantages_T * ratio_T
     bounded_T = -advantages_T * ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_T = torch.maximum(plain_T, bounded_T)
+    # The maximum takes the bounded term, which has no gradient, exactly where it is the larger.
     clipped_T = bounded_T > plain_T
     dual_clipped_T = torch.zeros_like(clipped_T)
     if dual_clip is not None:
@@ -334,10 +338,10 @@ def value_loss_terms(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, 
     ``0.5 * max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)`` (OpenAI baselines' PPO; N details).
 
     Args:
-        values_T: of the critic being trained, shape [T]; carries the gradient.
-        old_values_T: of the critic before this batch, the ones the returns were made with, shape [T].
+        values_T: values of the critic being trained, shape [T]; carries the gradient.
+        old_values_T: values of the critic before this batch, the ones the returns were made with, shape [T].
         returns_T: targets, shape [T].
-        clip: in value units; ``None`` turns clipping off.
+        clip: the largest change, in value units; ``None`` turns clipping off.
 
     Returns:
         Loss, and whether the clipped error was the larger (bool); both of shape [T].
@@ -369,7 +373,7 @@ def sequence_sum(x_T: Tensor, lengths_N: Tensor) -> Tensor:
 
 def _clamped(log_ratio_T: Tensor, clamp: str) -> Tensor:
     if clamp not in LOG_RATIO_CLAMPS:
-        raise OptionError(f"a log-ratio is cut above, both or none; got {clamp!r}")
+        raise OptionError(f"the bounds of a log-ratio are above, both or none; got {clamp!r}")
     if clamp == "none":
         return log_ratio_T
     return log_ratio_T.clamp(min=-MAX_LOG_RATIO if clamp == "both" else None, max=MAX_LOG_RATIO)

@@ -63,7 +63,7 @@ class Advantages(KLReward, KLRewardFunction):
     """The function that `advantages` runs over the whole batch."""
 
     alone: Alone = "zero"
-    """What a group of one gets: ``"zero"``, or its ``"score"``, less its KL (verl)."""
+    """Advantage of a group of one: ``"zero"``, or its ``"score"``, less its KL (verl)."""
 
     needs = ("scores", "group", "response")
     gives = ("advantages",)
@@ -104,9 +104,9 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Turn scores into leave-one-out advantages, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores and group; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0. Groups may differ in
+        batch: rows with scores and group; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0. Groups may differ in
             size; one whose rewards are all the same gets 0.
-        options: those of `Advantages`.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with advantages and, where ``kl_coef`` is not 0, ``kl`` (old minus reference log-probability), per token.

@@ -33,11 +33,11 @@ class CorrectionOptions(Options):
     tis_floor: Positive | None = None
     """The smallest such weight; ``None`` is none."""
     tis_level: Level = "token"
-    """What a weight is of: each ``"token"``; the whole ``"sequence"``, the product of its tokens': unbiased, with more variance; or
-    their ``"geometric"`` mean, which does not grow with the length."""
+    """The unit that a weight is of: each ``"token"``; the whole ``"sequence"``, the product of its tokens': unbiased, with more
+    variance; or their ``"geometric"`` mean, which does not grow with the length."""
     tis_bounds: WeightBounds = "truncate"
-    """What happens to a weight outside: ``"truncate"`` takes the bound in its place (TIS), ``"mask"`` takes 0, so that the token
-    or the response is not learned from (MIS; per token it is IcePop's)."""
+    """The effect on a weight outside: ``"truncate"`` takes the bound in its place (TIS), ``"mask"`` takes 0, so that the token or
+    the response is not learned from (MIS; per token it is IcePop's)."""
     tis_normalise: bool = False
     """Divide the weights by their mean over the batch, of its tokens or, of whole responses, of these (self-normalised importance
     sampling): bounds that cut large weights then do not make the whole update smaller (verl's ``rollout_is_batch_normalize``)."""

@@ -137,8 +137,8 @@ def advantages(batch: Batch, options: Advantages) -> Batch:
     """Mix the advantages of rewards and of costs, in a CPU task over the whole batch.
 
     Args:
-        batch: with scores, costs, values and cost_values; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0.
-        options: those of `Advantages`.
+        batch: rows with scores, costs, values and cost_values; with old_log_probs and ref_log_probs where ``kl_coef`` is not 0.
+        options: the fields of `Advantages`.
 
     Returns:
         The batch with rewards, returns, token_costs, cost_returns, cost_advantages, advantages (mixed) and maybe kl, per token.

@@ -53,7 +53,7 @@ class SAPO(TemperatureOptions, GRPO):
     """Soft adaptive policy optimisation. Temperatures are the paper's, which has no KL; ``clip`` has no part in it."""
 
     kl_coef: NonNegative = 0.0
-    """As in `GRPO`."""
+    """Weight of the KL, as in `GRPO`."""
 
     loss_kind = SAPOLoss
 

@@ -1,4 +1,4 @@
-"""What a step of an algorithm leaves behind: `Step` and `SafeStep`, and its numbers (`Statistics`)."""
+"""`Step` and `SafeStep`, the results of an algorithm's step, and their numbers (`Statistics`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 EACH_UPDATE = ("loss", "grad_norm", "lr", "num_tokens", "num_samples")
-"""What every update has, whatever its loss: among a step's numbers with the role before it (``actor_grad_norm``)."""
+"""Numbers of every update, whatever its loss: among a step's numbers with the role before it (``actor_grad_norm``)."""
 PLACES = ("epoch", "mini_batch")
-"""What says which mini-batch a row is of, and has no mean."""
+"""Columns that say which mini-batch a row is of, and have no mean."""
 UNPREFIXED = ("GRPO(", "RLOO(", "ReMax(", "ReinforcePlusPlus(", "DPO(")
-"""Whose rows in older saves have `EACH_UPDATE` without a role."""
+"""Algorithms whose rows in older saves have `EACH_UPDATE` without a role."""
 
 
 @documented
@@ -33,7 +33,7 @@ class Step:
     """One step: the batch with every column it gained, and the metrics of the updates; all may still be running."""
 
     batch: Batch
-    """With every column that the step's calls wrote."""
+    """The batch with every column that the step's calls wrote."""
     critic: Metrics | None
     """``None`` for algorithms without a critic."""
     actor: Metrics | None
@@ -42,12 +42,13 @@ class Step:
     def numbers(self, statistics: Statistics) -> dict[str, float]:
         """Return the batch's statistics and each metric of the updates as one number; waits.
 
-        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. What every
-        update has (`EACH_UPDATE`), or both losses call by one name, is ``actor_loss`` and ``critic_loss``. What must hold
-        before anything is updated is there by itself (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
+        Metrics are averaged over the mini-batches; of those whose name ends in ``_max`` the largest counts. A number that every
+        update has (`EACH_UPDATE`), or that both losses call by one name, is ``actor_loss`` and ``critic_loss``. The invariants
+        before anything is updated are there as well (``first_ratio_error``, ``first_approx_kl``, ``first_clip_fraction``,
         ``rollout_gap_mean``, ``rollout_gap_max``); where it does not, an `InvariantWarning` says so.
         """
         parts, failures = (tuple(n for n in self.batch.columns if n.startswith(start)) for start in (PART, FAILURES))
+        # Which parts and failures there are is only known from the batch, not from the algorithm.
         statistics = replace(statistics, parts=parts, failures=failures, baselines="baseline_scores" in self.batch.columns)
         numbers: dict[str, float] = dict(self.batch.reduce(statistics, reads=statistics.reads).value)
         rows = [] if self.actor is None else self.actor.rows
@@ -66,13 +67,13 @@ class SafeStep(Step):
     """A step with what Safe-RLHF has besides."""
 
     cost_critic: Metrics
-    """Of the cost critic's update."""
+    """Metrics of the cost critic's update."""
     multiplier: float
     """lambda, as the advantages were mixed with it."""
     next_multiplier: float
     """lambda, as it has moved by this step's costs."""
     ptx: Metrics | None = None
-    """Of the update on demonstrations; ``None`` without one."""
+    """Metrics of the update on demonstrations; ``None`` without one."""
     ptx_loss: Value | None = None
     """The loss on these before that update."""
 
@@ -116,9 +117,9 @@ class Statistics:
         ``|old_log_probs - rollout_log_probs|``, the disagreement of trainer and generating engine, per token;
         ``identical_groups`` is the share of responses whose group has one and the same score: they teach nothing.
 
-        What is said of scores, costs and values is said of the samples that were scored; ``not_scored`` is how many were not,
-        and is there where some were not. ``reward_failures`` are those on which a reward with ``failures="skip"`` failed; the
-        column ``score_failures`` says how.
+        Numbers of scores, costs and values are of the samples that were scored; ``not_scored`` is how many were not, and is there
+        where some were not. ``reward_failures`` are those on which a reward with ``failures="skip"`` failed; the column
+        ``score_failures`` says how.
         """
         import torch
 
@@ -130,6 +131,7 @@ class Statistics:
         old_T = flat("old_log_probs")
         lengths_N = torch.tensor(table.ragged("old_log_probs").lengths)
         scored = scored_rows({name: table[name] for name in SCORES if name in table}, table.num_rows)
+        # Means of scores, costs and values must leave out unscored samples, whose score is NaN; lengths and gaps count for all.
         judged = table if len(scored) == table.num_rows else table.take(scored)
         gap_T = (old_T - flat("rollout_log_probs")).abs()
         numbers = {}
@@ -170,7 +172,7 @@ def update_numbers(role: str, metrics: Metrics | None) -> dict[str, float]:
 
     Args:
         role: put before the names of `EACH_UPDATE`.
-        metrics: of the update; ``None`` gives no numbers.
+        metrics: the update's metrics; ``None`` gives no numbers.
     """
     rows = [] if metrics is None else metrics.rows
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ()) if name not in PLACES}

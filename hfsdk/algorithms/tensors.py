@@ -1,4 +1,4 @@
-"""Between the columns of a table and the flat tensors of `hfsdk.algorithms.rlmath`, in float64 where nothing else is said."""
+"""Conversion between columns of a table and the flat tensors of `hfsdk.algorithms.rlmath`, in float64 unless a dtype is given."""
 
 from __future__ import annotations
 

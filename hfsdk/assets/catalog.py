@@ -1,4 +1,4 @@
-"""From a model's name to a folder of Hugging Face files: named models, local folders, hub ids."""
+"""Folders of Hugging Face files by the name of a model: named models, local folders, hub ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NamedModel:
     """A model that needs no hub."""
 
     place: Callable[[], Path]
-    """Where its folder lies, there or not."""
+    """Returns the place of its folder, there or not."""
     prepare: Callable[[], Path]
     """Makes the folder when it is missing, and returns it."""
 
@@ -51,38 +51,38 @@ def model_folder(name_or_path: str | Path) -> Path:
     """
     name = str(name_or_path)
     if name.lower() in MODELS:
-        return checked(MODELS[name.lower()].prepare(), asked=name)
+        return checked(MODELS[name.lower()].prepare(), name=name)
     path = absolute(name)
     if path.exists():
-        return checked(path, asked=name)
+        return checked(path, name=name)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        return checked(_from_hub(name), asked=name)
+        return checked(_from_hub(name), name=name)
     raise ModelNotFoundError(f"asked for the model {name!r}; there is no such folder. {_what_exists()}")
 
 
-def checked(folder: Path, asked: str) -> Path:
+def checked(folder: Path, name: str) -> Path:
     """Return ``folder`` if it has a config and weights.
 
     Raises:
         ModelNotFoundError: it is no folder, or one of the two is missing.
     """
     if not folder.is_dir():
-        raise ModelNotFoundError(f"asked for the model {asked!r}; {folder} is not a folder. {_what_exists()}")
-    held = file_names(folder)
-    if "adapter_config.json" in held and "config.json" not in held:
+        raise ModelNotFoundError(f"asked for the model {name!r}; {folder} is not a folder. {_what_exists()}")
+    names = file_names(folder)
+    if "adapter_config.json" in names and "config.json" not in names:
         raise ModelNotFoundError(
-            f"asked for the model {asked!r}; {folder} has adapters of one, and not its weights. Declare the model that they stand "
-            f"beside, with them: session.actor(model, lora={asked!r})"
+            f"asked for the model {name!r}; {folder} has adapters of a model, and not its weights. Declare the model "
+            f"with them: session.actor(model, lora={name!r})"
         )
-    if "config.json" not in held:
+    if "config.json" not in names:
         raise ModelNotFoundError(
-            f"asked for the model {asked!r}; {folder} has no config.json ({_brief(held)}). "
+            f"asked for the model {name!r}; {folder} has no config.json ({_brief(names)}). "
             f"Give the folder that save_pretrained wrote. {_what_exists()}"
         )
-    if not any(name.endswith(".safetensors") for name in held):
+    if not any(file.endswith(".safetensors") for file in names):
         raise ModelNotFoundError(
-            f"asked for the model {asked!r}; {folder} has a config.json and no *.safetensors "
-            f"({_brief(held)}). Save the weights beside it: model.save_pretrained(folder)."
+            f"asked for the model {name!r}; {folder} has a config.json and no *.safetensors "
+            f"({_brief(names)}). Save the weights beside it: model.save_pretrained(folder)."
         )
     return folder
 

@@ -1,8 +1,8 @@
 """``FolderTokenizer``: text to token ids and back, loaded at the first use from a model's folder.
 
-``tokenizers`` alone reads a fast tokenizer's file in milliseconds; transformers, whose import takes seconds, is asked only for
-chat templates and for folders whose tokenizer needs its conversion. What a text or a conversation becomes is
-:class:`hfsdk.core.texts.Texts`' to say.
+``tokenizers`` alone reads a fast tokenizer's file in milliseconds; transformers, whose import takes seconds, is asked only for chat
+templates and for folders whose tokenizer needs its conversion. The rules of what a text or a
+conversation becomes are in :class:`hfsdk.core.texts.Texts`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hfsdk.core.untrusted import has_file, read_json, shown_reason
 T = TypeVar("T")
 
 PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Tokenizer classes that are exactly their ``tokenizer.json``, where it has every token that the files beside it name."""
+"""Tokenizer classes that are exactly their ``tokenizer.json``, where it has every token that the files next to it name."""
 
 MOST_WORDS = 100
 """Pieces of text whose ids the core remembers. It would keep 10,000: 45 MB where a tokenizer takes a whole text for one word."""
@@ -94,8 +94,8 @@ class FolderTokenizer:
 
     @cached_property
     def _is_plain(self) -> bool:
-        known = has_file(self.folder, TOKENIZER) and has_file(self.folder, TOKENIZER_CONFIG)
-        return known and read_json(self.folder, TOKENIZER_CONFIG).get("tokenizer_class") in PLAIN_CLASSES
+        has_both = has_file(self.folder, TOKENIZER) and has_file(self.folder, TOKENIZER_CONFIG)
+        return has_both and read_json(self.folder, TOKENIZER_CONFIG).get("tokenizer_class") in PLAIN_CLASSES
 
     def _backend(self) -> Any:
         core = getattr(self.full, "backend_tokenizer", None)
@@ -147,21 +147,21 @@ class FolderTokenizer:
             OptionError: the text has no UTF-8 form.
         """
         try:
-            return self._asked(lambda core: list(core.encode(text, add_special_tokens=False).ids))
+            return self._answer(lambda core: list(core.encode(text, add_special_tokens=False).ids))
         except (TypeError, UnicodeEncodeError) as error:  # the first is what tokenizers says
             raise OptionError(f"the text {shown(text)} {NO_UTF_8}") from error
 
     @cached_property
     def before(self) -> list[int]:
-        """What the tokenizer puts before a whole text."""
-        found = self._asked(lambda core: core.encode("a"))
-        count = next((i for i, added in enumerate(found.special_tokens_mask) if not added), 0)
-        return list(found.ids[:count])
+        """The token ids that the tokenizer puts before a whole text."""
+        encoding = self._answer(lambda core: core.encode("a"))
+        count = next((i for i, added in enumerate(encoding.special_tokens_mask) if not added), 0)
+        return list(encoding.ids[:count])
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The tokens that are special."""
-        return self._asked(lambda core: frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special))
+        return self._answer(lambda core: frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special))
 
     @cached_property
     def template(self) -> str:
@@ -169,14 +169,14 @@ class FolderTokenizer:
         config = read_json(self.folder, TOKENIZER_CONFIG) if has_file(self.folder, TOKENIZER_CONFIG) else {}
         if not config.get("chat_template") and not any(has_file(self.folder, name) for name in (*TEMPLATES, NAMED_TEMPLATES)):
             return ""  # without transformers
-        found = self.full.chat_template
-        return "\n".join(map(str, found.values())) if isinstance(found, Mapping) else str(found or "")
+        templates = self.full.chat_template
+        return "\n".join(map(str, templates.values())) if isinstance(templates, Mapping) else str(templates or "")
 
     def template_of(self, chat: Chat) -> str:
         """Return the template that a conversation is written in: where a model has several, one of them is for tools."""
-        asked = dict(chat.get("options", {})).get("chat_template")
+        wanted = dict(chat.get("options", {})).get("chat_template")
         try:
-            return str(self.full.get_chat_template(asked, chat.get("tools") or None))
+            return str(self.full.get_chat_template(wanted, chat.get("tools") or None))
         except ValueError as error:  # there are several, and none is for this
             raise OptionError(f"{self.folder} has several chat templates: {shown_reason(error)}") from error
 
@@ -198,9 +198,9 @@ class FolderTokenizer:
         return None if self._is_plain else cast("int | None", self.full.eos_token_id)
 
     def _id_of(self, token: str) -> int | None:
-        return self._asked(lambda core: cast("int | None", core.token_to_id(token)))
+        return self._answer(lambda core: cast("int | None", core.token_to_id(token)))
 
-    def _asked(self, ask: Callable[[Any], T]) -> T:
+    def _answer(self, ask: Callable[[Any], T]) -> T:
         """Ask the core something; what it says of itself, a panic of Rust's too, is damage of the file it comes from.
 
         Raises:
@@ -217,7 +217,7 @@ class FolderTokenizer:
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
         """Return the text of token ids; without ``special`` the special tokens are left out."""
         ids = [int(t) for t in token_ids]
-        return self._asked(lambda core: str(core.decode(ids, skip_special_tokens=not special)))
+        return self._answer(lambda core: str(core.decode(ids, skip_special_tokens=not special)))
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return one text per token (a token that is part of a character gives the replacement sign)."""

@@ -51,7 +51,7 @@ def load_tokenizer(folder: str | Path) -> Any:
             Path(copy, NAMED_TEMPLATES).mkdir(exist_ok=True)
             Path(copy, NAMED_TEMPLATES, name).write_bytes(content)
         try:
-            found = AutoTokenizer.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(copy, trust_remote_code=False, local_files_only=True)
         except HfsdkError:
             raise
         except BaseException as error:  # transformers does not look at what it reads, and Rust's panics are no Exception
@@ -63,10 +63,10 @@ def load_tokenizer(folder: str | Path) -> Any:
                 ) from error
             _check_each(folder)
             raise unreadable(folder, "tokenizer*", error) from None
-    found.name_or_path = str(folder)
-    if has_file(folder, TOKENIZER) and getattr(found, "backend_tokenizer", None) is not None:
-        found._tokenizer = _core_of_the_file(folder, found.backend_tokenizer)
-    return found
+    tokenizer.name_or_path = str(folder)
+    if has_file(folder, TOKENIZER) and getattr(tokenizer, "backend_tokenizer", None) is not None:
+        tokenizer._tokenizer = _core_of_the_file(folder, tokenizer.backend_tokenizer)
+    return tokenizer
 
 
 def _core_of_the_file(folder: str | Path, made: Any) -> Any:

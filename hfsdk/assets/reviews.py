@@ -1,4 +1,4 @@
-"""About 10,600 movie-review snippets with ratings, from the source package of vaderSentiment (MIT licence).
+"""Movie-review snippets with ratings, about 10,600, from the source package of vaderSentiment (MIT licence).
 
 Hutto and Gilbert, VADER, ICWSM 2014: snippets of rotten.tomatoes.com reviews, each rated from -4 (extremely negative)
 to 4 (extremely positive); the mean of 20 independent human ratings is kept.
@@ -33,7 +33,7 @@ INNER = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 TABLE = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 TEST_SHARE = 0.1
 SETUPTOOLS = "70.1"
-"""The first that needs no ``wheel`` beside it; a fresh environment of Python 3.11 has an older one, of 3.12 none."""
+"""The first that needs no ``wheel`` next to it; a fresh environment of Python 3.11 has an older one, of 3.12 none."""
 
 
 def reviews_place() -> Path:
@@ -100,7 +100,7 @@ def _unit(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-# Sentiment without a model: the VADER lexicon and rules (Hutto and Gilbert, ICWSM 2014).
+# -- sentiment without a model: the VADER lexicon and rules (Hutto and Gilbert, ICWSM 2014)
 
 
 def sentiment(texts: Sequence[str]) -> list[float]:

@@ -2,7 +2,7 @@
 
 Nothing is run. A variable has a value where the script assigns it outside of ``if``, ``case``, loops and functions, without asking
 another command; ``$((8 * N))`` is worked out; ``${N:-8}`` is its default, which is noted, since the environment of a run may give
-another. Whatever else a shell would work out stays as it is written, and is refused where it is looked at.
+another. Everything else that a shell would work out stays as it is written, and is refused where it is looked at.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BETWEEN = ("then", "do", "else", "elif", "!")
 """Words before a command of the same line."""
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 MOST_CHARACTERS = 20_000
-"""Of a variable's value: ``A=$A$A`` in a hundred lines is longer than any memory."""
+"""Most characters of a variable's value: ``A=$A$A`` in a hundred lines is longer than any memory."""
 
 MOST_EXPANSIONS, MOST_LINES = 2_000, 500
-"""Of a script, and of one of its quotations or arrays: a stranger's file with more of either would be cut for hours."""
+"""Most expansions of a script, and most lines of a quotation or array: a stranger's file with more would be cut for hours."""
 
 _DOCUMENT = re.compile(r"""(?<!<)<<-?\s*(?P<quote>['"]?)(?P<end>\w+)(?P=quote)""")
 _NAME = r"[A-Za-z_]\w*"
@@ -75,32 +75,33 @@ def is_path_from_a_variable(value: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the logical lines: those that a backslash, an open quotation or an open array continues as one.
+    """Yield the logical lines: the lines that a backslash, an open quotation or an open array continues as one.
 
     A here-document that ``read`` gives to a variable comes as its assignment; others are left out.
     """
-    kept = ""
+    logical_line = ""
     lines = iter(text.replace("\\\r\n", " ").replace("\\\n", " ").splitlines())
     for line in lines:
-        kept = f"{kept}\n{line}" if kept else line
-        if _is_open(kept):
-            if kept.count("\n") >= MOST_LINES:
+        logical_line = f"{logical_line}\n{line}" if logical_line else line
+        if _is_open(logical_line):
+            if logical_line.count("\n") >= MOST_LINES:
                 raise OptionError(
-                    f"the command line has a quotation of more than {MOST_LINES} lines: {shown(kept[:200])}. Close it."
+                    f"the command line has a quotation of more than {MOST_LINES} lines: {shown(logical_line[:200])}. Close it."
                 )
             continue
-        document = _DOCUMENT.search(kept)
+        document = _DOCUMENT.search(logical_line)
         if document:
             body = "\n".join(_until(document["end"], lines))
-            name = re.match(rf"\s*(?:IFS=\S*\s+)?read\s.*?({_NAME})\s*$", kept[: document.start()])
+            # ``read -r -d '' NAME <<EOF`` is how scripts write an assignment of several lines.
+            name = re.match(rf"\s*(?:IFS=\S*\s+)?read\s.*?({_NAME})\s*$", logical_line[: document.start()])
             escaped = re.sub(r'(["\\])', r"\\\1", body)
             value = shlex.quote(body) if document["quote"] else f'"{escaped}"'
-            yield f"{name[1]}={value}" if name else kept
+            yield f"{name[1]}={value}" if name else logical_line
         else:
-            yield kept
-        kept = ""
-    if kept:
-        yield kept
+            yield logical_line
+        logical_line = ""
+    if logical_line:
+        yield logical_line
 
 
 def _until(end: str, lines: Iterator[str]) -> Iterator[str]:
@@ -130,56 +131,58 @@ def _end_of_array(line: str, position: int) -> int | None:
 
 def _raw_words(line: str) -> list[str]:
     """Return the words of a line as they are written, quotations and all, without comments and redirections."""
-    found: list[str] = []
+    words: list[str] = []
     position = 0
     while position < len(line):
         match = _WORD.match(line, position)
         if match is None:  # a quotation that does not end
-            return [*found, line[position:]]
+            return [*words, line[position:]]
         if match["end"] or match["word"]:
-            found.append(match[0])
+            words.append(match[0])
         position = match.end()
-    return found
+    return words
 
 
 def _cut(raw: str) -> list[str]:
     try:
         return shlex.split(raw)
     except ValueError as error:
-        told = f"the command line cannot be cut into words: {error}; close the quotation in {shown(raw[-200:])}"
-        raise OptionError(told) from error
+        problem = f"the command line cannot be cut into words: {error}; close the quotation in {shown(raw[-200:])}"
+        raise OptionError(problem) from error
 
 
 @dataclass
 class _Variables:
-    """What a script has assigned so far."""
+    """The variables that a script has assigned so far."""
 
     values: dict[str, str | list[str] | None] = field(default_factory=dict)
     """``None``: something that only a run of the script knows."""
     defaults: dict[str, str] = field(default_factory=dict)
     depth: int = 0
-    """Of conditions, loops and functions around a line."""
+    """Number of conditions, loops and functions around a line."""
 
     def words(self, line: str) -> list[str]:
         array = _ARRAY.match(line)
         if array:
             self._assign_array(array[1], line[array.end() : _end_of_array(line, array.end())], added=bool(array[2]))
             return []
-        asked = _ASKED_OF_A_COMMAND.match(line)
-        if asked:
-            self.values[asked[1]] = None
+        match = _ASKED_OF_A_COMMAND.match(line)
+        if match:
+            self.values[match[1]] = None
             return []
-        found: list[str] = []
+        expanded: list[str] = []
         command: list[str] = []
         may_skip = False
         for raw in [*_raw_words(line), ";"]:
             if raw in ENDS:
-                found += [*self._command(command, may_skip), raw]
+                expanded += [*self._command(command, may_skip), raw]
+                # Behind ``||`` a command may not run; behind ``&&`` only where the one before it may fail. What it assigns is not
+                # certain then.
                 may_skip = raw == "||" or (raw == "&&" and (may_skip or not _always_succeeds(command)))
                 command = []
             else:
                 command.append(raw)
-        return found
+        return expanded
 
     def _command(self, command: Sequence[str], may_skip: bool) -> list[str]:
         """Return a command's words; note what it assigns, where it does nothing else."""
@@ -201,13 +204,14 @@ class _Variables:
         """Note an assignment, and return it with its value."""
         match = _ASSIGNMENT.match(raw)
         assert match is not None
-        text, known = self._text(raw[match.end() :])
+        text, is_known = self._text(raw[match.end() :])
         value = " ".join(_cut(text))
-        known = known or is_path_from_a_variable(value)
+        is_known = is_known or is_path_from_a_variable(value)
         if match[2]:
             before = self.values.get(match[1])
-            known, value = known and isinstance(before, str), f"{before}{value}"
-        self.values[match[1]] = value if known and certain and len(value) <= MOST_CHARACTERS else None
+            is_known, value = is_known and isinstance(before, str), f"{before}{value}"
+        # An uncertain value overwrites a certain one: the variable may have either from here on.
+        self.values[match[1]] = value if is_known and certain and len(value) <= MOST_CHARACTERS else None
         return f"{match[1]}={value}"
 
     def _assign_array(self, name: str, inside: str, *, added: bool) -> None:
@@ -240,12 +244,14 @@ class _Variables:
             if end > position:
                 value = self._value(raw[position:end])
                 all_known = all_known and value is not None
+                # A value is put in as text that the shell would not read again: its quotes and signs are escaped before words are
+                # cut.
                 special = r'(["\\])' if quoted else r"""(["'\\$`;|&<>#])"""
                 pieces += raw[position:end] if value is None else re.sub(special, r"\\\1", value)
             elif raw[position] == '"' and not quoted:
                 end = _end_of_quotation(raw, position)
-                text, known = self._text(raw[position + 1 : end - 1], quoted=True)
-                pieces, all_known = f'{pieces}"{text}"', all_known and known
+                text, is_known = self._text(raw[position + 1 : end - 1], quoted=True)
+                pieces, all_known = f'{pieces}"{text}"', all_known and is_known
             else:
                 end = position + 2 if raw[position] == "\\" else position + 1
                 if raw[position] == "'" and not quoted:
@@ -271,10 +277,11 @@ class _Variables:
         if isinstance(value, list):
             return value[0] if value else ""
         if how and (value is None or (not value and how.startswith(":"))):
-            text, known = self._text(default)
+            text, is_known = self._text(default)
             value = " ".join(_cut(text))
-            if not known and not is_path_from_a_variable(value):
+            if not is_known and not is_path_from_a_variable(value):
                 return None
+            # Only a default of a variable that the script never sets can be overridden from outside, so only those are noted.
             if name not in self.values:
                 self.defaults[f"${name}"] = value
             if how.endswith("="):
@@ -282,14 +289,14 @@ class _Variables:
         return value
 
     def _number(self, expression: str) -> str | None:
-        text, known = self._text(expression, quoted=True)
+        text, is_known = self._text(expression, quoted=True)
 
         def named(match: re.Match[str]) -> str:
             value = self.values.get(match[0])
             return value if isinstance(value, str) and re.fullmatch(r"-?\d+", value) else match[0]
 
         text = re.sub(_NAME, named, text)
-        if not known or not re.fullmatch(r"[\d\s+*/%()-]{1,500}", text):
+        if not is_known or not re.fullmatch(r"[\d\s+*/%()-]{1,500}", text):
             return None
         try:
             number = _worked_out(ast.parse(text.strip().replace("/", "//"), mode="eval").body)
@@ -306,6 +313,8 @@ def _worked_out(node: ast.expr) -> int | None:
         return None if inner is None else -inner
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         left, right = _worked_out(node.left), _worked_out(node.right)
+        # Numbers of a stranger's file stay below 64 bits, or multiplying them would take for ever; Python and shells divide
+        # negative numbers differently.
         if left is not None and right is not None and max(left.bit_length(), right.bit_length()) < 64 and min(left, right) >= 0:
             return _ARITHMETIC[type(node.op)](left, right)
     return None
@@ -346,10 +355,7 @@ def _always_succeeds(command: Sequence[str]) -> bool:
     return bool(words) and (words[0] in ("set", "cd", "echo") or all(_ASSIGNMENT.match(word) for word in words))
 
 
-# The words of a command line: of the job, of what launches it, and of a shell around both.
-#
-# A script is cut into commands; those that train nothing (``ray start``, ``export``, a server) are passed over. What only a run of
-# a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
+# -- the words of a job, of what launches it, and of a shell around both
 
 NO_JOBS = (
     "ray start", "ray stop", "ray status", "export", "set", "cd", "source", "echo", "pip", "conda", "mkdir", "sleep", "pkill",
@@ -372,20 +378,23 @@ CONFIG_FLAGS = ("config", "config_file")
 def commands_of(text: str) -> tuple[list[list[str]], dict[str, str]]:
     """Return the commands of a script or a line that may be a job, each as its words, and the variables' defaults that were taken.
 
+    A script is cut into commands; commands that train nothing (``ray start``, ``export``, a server) are passed over. A word that
+    only a run of a shell would work out stays a text that is refused where it is looked at, with what to write in its place.
+
     Raises:
         OptionError: a quotation does not end.
     """
     lines, defaults = words_of_script(text)
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
     for line in lines:
         command: list[str] = []
         for word in [*line, ";"]:
             if word not in ENDS:
                 command.append(word)
             elif command:
-                found += [command] if _may_train(command) else []
+                commands += [command] if _may_train(command) else []
                 command = []
-    return found, defaults
+    return commands, defaults
 
 
 def _may_train(command: Sequence[str]) -> bool:
@@ -393,7 +402,7 @@ def _may_train(command: Sequence[str]) -> bool:
     while words[:1] and words[0] in BEFORE_A_JOB:
         words = words[1:]
     begins = re.sub(r"^python3\b", "python", " ".join(words))
-    return not any(begins == one or begins.startswith(f"{one} ") for one in NO_JOBS)
+    return not any(begins == start or begins.startswith(f"{start} ") for start in NO_JOBS)
 
 
 def program_of(words: Sequence[str]) -> str:
@@ -420,7 +429,7 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
 
     A value that a shell would work out is refused where it is looked at.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     files: list[str] = []
     dropped: list[str] = []
     words, position = job_words(words), 0
@@ -436,9 +445,9 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
             continue  # the program, its module
         parsed: Any = parse_scalar(value)
         if flag and not equals:
-            taken, position = _taken(words, position, key)
-            value = " ".join(taken)
-            parsed = [parse_scalar(one) for one in taken] if len(taken) > 1 else parse_scalar(value) if taken else True
+            values, position = _flag_values(words, position, key)
+            value = " ".join(values)
+            parsed = [parse_scalar(item) for item in values] if len(values) > 1 else parse_scalar(value) if values else True
         name = key if "." in key else key.replace("-", "_")
         if is_path_from_a_variable(value):
             parsed = re.sub(r"^\$\{(\w+)\}", r"$\1", value)
@@ -447,25 +456,25 @@ def arguments_of(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[
         if name in CONFIG_FLAGS and flag and isinstance(parsed, str):
             files.append(parsed)
         else:
-            found |= _structured(name, value) or {name: parsed}
-    return found, files, dropped
+            arguments |= _structured(name, value) or {name: parsed}
+    return arguments, files, dropped
 
 
-def _taken(words: Sequence[str], position: int, key: str) -> tuple[list[str], int]:
+def _flag_values(words: Sequence[str], position: int, key: str) -> tuple[list[str], int]:
     """Return the values of a flag, and where the next word is."""
-    taken: list[str] = []
+    values: list[str] = []
     plain = key.replace("-", "_")
     if plain in SWITCHES or OLD_NAMES.get(plain) in SWITCHES or plain in LAUNCHER_SWITCHES:
         most = 1 if position < len(words) and words[position].lower() in ("true", "false") else 0
     else:
         most = 1 if plain in CONFIG_FLAGS else len(words)
     while (
-        len(taken) < most and position < len(words) and not words[position].startswith("--")
-        and not (taken and _is_program(words[position]))
+        len(values) < most and position < len(words) and not words[position].startswith("--")
+        and not (values and _is_program(words[position]))
     ):  # fmt: skip
-        taken.append(words[position])
+        values.append(words[position])
         position += 1
-    return taken, position
+    return values, position
 
 
 def _structured(name: str, value: str) -> dict[str, Any]:

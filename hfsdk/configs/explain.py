@@ -54,35 +54,35 @@ if TYPE_CHECKING:
 
 
 TABLES = ("arithmetic", "roles", "memory", "findings", "unread", "defaults")
-"""What ``Explanation.to_pandas`` gives."""
+"""The tables that ``Explanation.to_pandas`` gives."""
 MOST_NAMED = 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Explanation:
-    """What a configuration's numbers mean. In a notebook it draws itself; ``explained["samples"]`` is a row of its arithmetic."""
+    """The meaning of a configuration's numbers. It draws itself; ``explained["samples"]`` is a row of its arithmetic."""
 
     step: StepConfig
     """The step as the keys that were read have it: its numbers hold without those of :attr:`withheld`."""
     arithmetic: tuple[ArithmeticRow, ...]
-    """From prompts to optimizer steps and tokens."""
+    """The rows from prompts to optimizer steps and tokens."""
     memory: tuple[PhaseMemory, ...]
-    """Of one device of each pool, by phase; empty where the actor's size is not known, or a key not read could change it."""
+    """Memory of one device of each pool, by phase; empty where the actor's size is not known, or a key not read could change it."""
     findings: tuple[Finding, ...]
-    """What is left out for keys that are not read, what is broken, what does not fit, what is worth to know, in this order."""
+    """The findings in this order: what is left out for keys that are not read, is broken, does not fit, is worth to know."""
     unread: Mapping[str, str]
     """Keys that were given and not read -> what is known of them; and those that are read by another name."""
     withheld: Mapping[str, tuple[str, ...]]
-    """What is left out, of ``"sizes"`` (every number), ``"generated"``, ``"memory"``, ``"seconds"``, and what is not carried over,
-    ``"learning"`` -> the keys that could change it and are not read."""
+    """The parts that are left out, of ``"sizes"`` (every number), ``"generated"``, ``"memory"``, ``"seconds"``, and
+    ``"learning"``, which is not carried over -> the keys that could change them and are not read."""
     defaults: Mapping[str, Any]
     """Keys that were read and not given -> their default in :attr:`release`."""
     assumed: Mapping[str, str]
-    """What the configuration does not say -> what was taken, and what says it."""
+    """Values that the configuration does not give -> what was taken, and what says it."""
     code: str
     """The same step in hfsdk, to be pasted; ``""`` where every number is left out."""
     trace: Trace | None
-    """That step, simulated; ``None`` where a model's size is not known, or a key that was not read could change its seconds."""
+    """The step, simulated; ``None`` where a model's size is not known, or a key that was not read could change its seconds."""
     no_trace: str
     """Why there is none."""
     cluster: ClusterSpec | None
@@ -90,7 +90,7 @@ class Explanation:
 
     @property
     def system(self) -> str:
-        """Whose configuration it is, e.g. ``"verl"``."""
+        """The system that the configuration is of, e.g. ``"verl"``."""
         return self.step.system
 
     @property
@@ -126,7 +126,7 @@ class Explanation:
             raise OptionError(f"an explanation has no table {shown(table)}; {nearest(str(table), TABLES)}")
         view = all_printable(self.view())
         if table == "memory":
-            rows = [{**{k: v for k, v in one.items() if k != "parts"}, **one["parts"]} for one in view["memory"]]
+            rows = [{**{k: v for k, v in phase.items() if k != "parts"}, **phase["parts"]} for phase in view["memory"]]
             return pd.DataFrame(rows)
         if table == "defaults":
             return pd.DataFrame([{"key": key, "value": value} for key, value in view["defaults"].items()], columns=["key", "value"])
@@ -157,14 +157,14 @@ class Explanation:
             "roles": roles,
             "memory": [
                 {
-                    "pool": one.pool, "num_devices": one.num_devices, "device": one.device_name, "phase": one.phase,
-                    "asked": one.asked,
-                    "exists": one.exists, "worker": one.worker, "left_out": ", ".join(one.left_out), "parts": dict(one.parts),
+                    "pool": m.pool, "num_devices": m.num_devices, "device": m.device_name, "phase": m.phase,
+                    "asked": m.asked,
+                    "exists": m.exists, "worker": m.worker, "left_out": ", ".join(m.left_out), "parts": dict(m.parts),
                 }
-                for one in self.memory
+                for m in self.memory
             ],
             "findings": [
-                {"kind": one.kind, "rule": one.rule, "got": one.got, "do": one.do, "source": one.source} for one in self.findings
+                {"kind": f.kind, "rule": f.rule, "got": f.got, "do": f.do, "source": f.source} for f in self.findings
             ],
             "calls": self._calls(), "seconds": None if self.trace is None else self.trace.duration_s, "no_trace": self.no_trace,
             "withheld": {kind: list(keys) for kind, keys in self.withheld.items()}, "unread": dict(self.unread),
@@ -215,21 +215,21 @@ def explain(
     """Say what the numbers of a configuration mean: batches, roles, memory by phase, a simulated step, and what is wrong with them.
 
     Args:
-        config: of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted keys), the words of
-        a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
+        config: a configuration of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted
+            keys), the words of a command line as a text or a list, TRL's ``GRPOConfig``, or an algorithm with ``session``.
         overrides: texts such as ``"data.train_batch_size=512"``, which win over it, or ``"~data.seed"``, which leaves a key out.
-        system: whose it is, where its keys do not tell.
+        system: the system that reads it, where its keys do not tell.
         model: the architecture, where the configuration's name of it is no preset's: a preset, a folder, an ``hf.ModelSpec``, or by
             role, ``{"critic": "qwen2.5-7b"}``.
         gpu: the kind of its GPUs, one of ``hfsdk.core.cluster.DEVICES``.
         cluster: the devices, e.g. ``"2x8 H100"``; by default as many as the configuration says, of kind ``gpu``.
-        prompts: of one step; of hfsdk's own configuration alone.
-        prompt_tokens: of the longest prompt, where the configuration does not limit it.
-        session: whose roles and placement an algorithm runs on; of hfsdk's own configuration alone.
+        prompts: prompts of one step; for hfsdk's own configuration alone.
+        prompt_tokens: tokens of the longest prompt, where the configuration does not limit it.
+        session: the session whose roles and placement an algorithm runs on; for hfsdk's own configuration alone.
 
     Returns:
-        What there is to say; nothing is run but one step of the simulation. A number that a key which is not read could change is
-        left out.
+        The explanation; nothing is run but one step of the simulation. A number that a key which is not read could change is left
+        out.
 
     Raises:
         OptionError: it is no configuration, cannot be read, is of a system that is not read, or a value is of the wrong kind; there
@@ -238,17 +238,17 @@ def explain(
     """
     devices = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
     if gpu not in DEVICES:
-        raise OptionError(f"gpu={shown(gpu)} is no device that is known; {nearest(gpu, DEVICES)}")
+        raise OptionError(f"gpu={shown(gpu)} is no known device; {nearest(gpu, DEVICES)}")
     if callable(getattr(config, "step", None)) and not isinstance(config, type):
         return _own(config, session, prompts, prompt_tokens, system)
-    given = open_config(config, overrides, system)
-    settings, step = _read(given, None if devices is None else devices.num_devices, prompt_tokens)
-    assumed = {**step.assumed, **given.assumed}
+    opened = open_config(config, overrides, system)
+    settings, step = _read(opened, None if devices is None else devices.num_devices, prompt_tokens)
+    assumed = {**step.assumed, **opened.assumed}
     if devices is None:
         devices = _cluster(step, gpu)
         assumed["devices"] = f"{gpu}s of {devices.devices[0].memory_bytes / 1e9:.0f} GB: the configuration names no kind; gpu= does"
-    unread = _in_given_names(unread_of(settings, step.system, step.release), given.renamed)
-    unread = replace(unread, said={**unread.said, **given.apart})
+    unread = _in_given_names(unread_of(settings, step.system, step.release), opened.renamed)
+    unread = replace(unread, said={**unread.said, **opened.apart})
     return _explained(step, specs_of(step, model), devices, unread, settings.at_default, assumed)
 
 
@@ -256,29 +256,32 @@ def _in_given_names(unread: Unread, renamed: Mapping[str, str]) -> Unread:
     """Return the same by the names that were given; of those that are read by another name it is said."""
     old = {new: name for name, new in renamed.items()}
     said = {old.get(key, key): words for key, words in unread.said.items()}
-    told = {name: f"read as {new}" for name, new in renamed.items() if name not in said}
+    renamed_words = {name: f"read as {new}" for name, new in renamed.items() if name not in said}
     return Unread(
-        said=said | told, withheld={kind: tuple(old.get(key, key) for key in keys) for kind, keys in unread.withheld.items()}
+        said=said | renamed_words,
+        withheld={kind: tuple(old.get(key, key) for key in keys) for kind, keys in unread.withheld.items()},
     )
 
 
-def _read(given: SourceConfig, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
+def _read(opened: SourceConfig, num_gpus: int | None, prompt_tokens: int | None) -> tuple[Settings, StepConfig]:
     def settings(release: str, defaults: Mapping[str, Any]) -> Settings:
-        return Settings(what=given.what, release=f"{given.system} {release}", given=given.keys, defaults=defaults, runs=given.runs)
+        return Settings(
+            what=opened.what, release=f"{opened.system} {release}", given=opened.keys, defaults=defaults, runs=opened.runs
+        )
 
-    if given.system == "verl":
+    if opened.system == "verl":
         s = settings(verl.RELEASE, verl.DEFAULTS)
         return s, verl.read_verl(s)
-    if given.system == "OpenRLHF":
-        s = settings(openrlhf.RELEASE, openrlhf.defaults_of(given.keys, given.renamed))
+    if opened.system == "OpenRLHF":
+        s = settings(openrlhf.RELEASE, openrlhf.defaults_of(opened.keys, opened.renamed))
         return s, openrlhf.read_openrlhf(s)
-    if given.system == "NeMo-RL":
-        is_ppo = any(key.startswith("ppo.") for key in given.keys)
+    if opened.system == "NeMo-RL":
+        is_ppo = any(key.startswith("ppo.") for key in opened.keys)
         s = settings(nemo_rl.RELEASE, nemo_rl.PPO_DEFAULTS if is_ppo else nemo_rl.GRPO_DEFAULTS)
         return s, nemo_rl.read_nemo_rl(s, prompt_tokens)
-    if given.system == "TRL":
+    if opened.system == "TRL":
         ppo_alone = trl.PPO_DEFAULTS.keys() - trl.GRPO_DEFAULTS.keys()
-        is_ppo = given.what == "PPOConfig" or bool(given.keys.keys() & ppo_alone)
+        is_ppo = opened.what == "PPOConfig" or bool(opened.keys.keys() & ppo_alone)
         if is_ppo:
             s = settings(trl.PPO_RELEASE, trl.PPO_DEFAULTS)
             return s, trl.read_ppo(s, num_gpus, prompt_tokens)
@@ -314,7 +317,7 @@ def _explained(
     withheld = unread.withheld
     memory = () if MEMORY in withheld else memory_by_phase(step, specs, cluster.devices[0])
     dense = all(spec is not None and not spec.experts for spec in specs.values())
-    read = [one for one in step.findings if not (dense and one.rule == COUNTED_WHOLE)]
+    read = [finding for finding in step.findings if not (dense and finding.rule == COUNTED_WHOLE)]
     findings, needed = [*read, *head_findings(step, specs), *fit_findings(step, memory), *too_long], step.num_devices
     if needed != cluster.num_devices and not step.own:
         findings.append(Finding(
@@ -336,7 +339,7 @@ def _explained(
     order = (UNREAD, BROKEN, "does not fit", NOTE)
     return Explanation(
         step=step, arithmetic=tuple(_shown(row, withheld) for row in batch_rows(step)), memory=memory,
-        findings=(*unread.finding(), *sorted(findings, key=lambda one: order.index(one.kind))),
+        findings=(*unread.finding(), *sorted(findings, key=lambda finding: order.index(finding.kind))),
         unread=unread.said, withheld=withheld, defaults=defaults, assumed={} if SIZES in withheld else assumed, code=code,
         trace=trace, no_trace=no_trace, cluster=on,
     )  # fmt: skip
@@ -360,10 +363,10 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-# hfsdk's own configuration: an algorithm, and the session whose roles and placement it runs on.
+# -- hfsdk's own configuration: an algorithm, and the session that it runs on
 
 BATCH_SIZE, PROMPT_TOKENS = 32, 512
-"""What ``session.prompts`` takes where nothing is said; tokens of a prompt that nothing limits."""
+"""Batch size of ``session.prompts`` where nothing is said, and tokens of a prompt that nothing limits."""
 
 
 def read_own(
@@ -373,9 +376,9 @@ def read_own(
 
     Args:
         algorithm: e.g. ``hf.GRPO(n=8)``.
-        session: has the roles it uses.
-        prompts: of one step; by default that of ``session.prompts``.
-        prompt_tokens: of the longest prompt.
+        session: the session that has the roles it uses.
+        prompts: prompts of one step; by default those of ``session.prompts``.
+        prompt_tokens: tokens of the longest prompt.
 
     Raises:
         OptionError: there is no session, or it has no actor.
@@ -477,12 +480,12 @@ def _role(role: RoleSpec, placement: Placement) -> RoleConfig:
 
 def _with_bases(roles: Sequence[RoleConfig], models: Sequence[RoleSpec]) -> tuple[RoleConfig, ...]:
     """Return the roles, those that begin with the frozen weights of one before them in the same pool without these."""
-    found: list[RoleConfig] = []
+    sharing: list[RoleConfig] = []
     keys = [
         (role.pool, base_key(replace(model, train=role.layout))) if base_of(model) is not None else None
         for role, model in zip(roles, models, strict=True)
     ]
     for number, role in enumerate(roles):
         first = number if keys[number] is None else keys.index(keys[number])
-        found.append(replace(role, base_of=roles[first].name) if first < number else role)
-    return tuple(found)
+        sharing.append(replace(role, base_of=roles[first].name) if first < number else role)
+    return tuple(sharing)

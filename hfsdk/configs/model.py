@@ -1,4 +1,4 @@
-"""Which architecture a configuration's model has: its name is matched with the presets, or the caller says."""
+"""The architecture of a configuration's model: its name is matched with the presets, or the caller says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Model = str | Path | ModelSpec
 FAMILIES = {
     r"qwen2\.?5": "qwen2.5", r"qwen3": "qwen3", r"llama3\.?[0123]?": "llama3", r"llama2": "llama", r"smollm2": "smollm2",
 }  # fmt: skip
-"""What the name of a model says of its family, without hyphens -> how presets begin."""
+"""Patterns of a model's name, without hyphens, that tell its family -> how presets begin."""
 
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
 _MIXTURES = "|".join(re.escape(name) for name, spec in PRESETS.items() if spec.experts)
@@ -68,33 +68,33 @@ def specs_of(step: StepConfig, model: Model | Mapping[str, Model] | None) -> Spe
     """Return the architecture of every role.
 
     Args:
-        step: names the models.
-        model: of the actor and all roles that have its model, or by role.
+        step: the step, which names the models.
+        model: the model of the actor and all roles that have its model, or by role.
 
     Raises:
         OptionError: it names a role that the step lacks.
         ModelNotFoundError: no such model.
     """
     named = {role.name: role.model for role in step.roles}
-    given = dict(model) if isinstance(model, Mapping) else {} if model is None else {"actor": model}
-    unknown = [name for name in given if name not in named]
+    models = dict(model) if isinstance(model, Mapping) else {} if model is None else {"actor": model}
+    unknown = [name for name in models if name not in named]
     if unknown:
         raise OptionError(f"model= names the role {shown(unknown[0])}; the step has {', '.join(named)}")
-    found: dict[str, ModelSpec | None] = {}
+    specs: dict[str, ModelSpec | None] = {}
     for name, path in named.items():
-        if name in given:
-            found[name] = spec_given(given[name])
-        elif "actor" in given and path in ("", named["actor"]):
-            found[name] = spec_given(given["actor"])
+        if name in models:
+            specs[name] = spec_given(models[name])
+        elif "actor" in models and path in ("", named["actor"]):
+            specs[name] = spec_given(models["actor"])
         else:
-            found[name] = ModelSpec.from_folder(path) if _is_folder(path) else spec_named(path)
-    return found
+            specs[name] = ModelSpec.from_folder(path) if _is_folder(path) else spec_named(path)
+    return specs
 
 
 def lengthened(step: StepConfig, specs: Specs) -> tuple[Specs, tuple[Finding, ...]]:
     """Return the architectures with positions for the step's samples, and a note where a preset has fewer.
 
-    Of a model that is known by its name the layers are known, and not whether it is a variant with a longer context.
+    For a model that is known by its name the layers are known, and not whether it is a variant with a longer context.
     """
     short = {name: spec for name, spec in specs.items() if spec is not None and spec.max_positions < step.sample_tokens}
     notes = {
@@ -112,7 +112,7 @@ def _is_folder(path: str) -> bool:
     return bool(path) and os.path.isfile(os.path.join(os.path.expanduser(path), "config.json"))
 
 
-# Adapters of low rank as other systems' configurations ask for them: names of layers, ranks, and what hfsdk has of them.
+# -- adapters of low rank
 
 MOST_RANK = 512
 """The largest rank of ``hf.LoRA``."""
@@ -126,7 +126,7 @@ OF_MEGATRON = {
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 PEFT_DEFAULT = ("q_proj", "v_proj")
-"""Where nothing is said, of Llama, Mistral, Qwen2 and Qwen3: peft 0.21, ``peft/utils/constants.py``,
+"""The layers of adapters where nothing is said, for Llama, Mistral, Qwen2 and Qwen3: peft 0.21, ``peft/utils/constants.py``,
 ``TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``."""
 
 
@@ -137,10 +137,10 @@ def lora_asked(
 
     Args:
         rank: 0 and ``None`` are none.
-        alpha: what their output is multiplied with, times 1 / rank.
+        alpha: the adapters' output is multiplied by alpha / rank.
         targets: names of layers, ``"all-linear"``, or nothing for all of them.
         rule: adds a finding where something does not hold.
-        key: of the rank, for findings.
+        key: the key that sets the rank, for findings.
         stabilised: whether it is 1 / the root of the rank (rsLoRA).
     """
     if not rank:
@@ -149,28 +149,22 @@ def lora_asked(
          f"Read memory as of rank {MOST_RANK}.", "", NOTE)  # fmt: skip
     if targets is not None and not isinstance(targets, (str, list, tuple)):
         targets = [targets]
-    asked = [part.strip(" '\"") for part in targets.strip("[]() ").split(",")] if isinstance(targets, str) else list(targets or ())
-    known: list[str] = []
-    odd = [one for one in asked if one != "all-linear" and str(one).rsplit(".", 1)[-1] not in {*LINEARS, *OF_MEGATRON}]
+    layers = [part.strip(" '\"") for part in targets.strip("[]() ").split(",")] if isinstance(targets, str) else list(targets or ())
+    linears: list[str] = []
+    odd = [layer for layer in layers if layer != "all-linear" and str(layer).rsplit(".", 1)[-1] not in {*LINEARS, *OF_MEGATRON}]
     rule(not odd, "layers are named that have no adapters in hfsdk; here all linear layers of attention and MLP have one",
-         ", ".join(shown(str(one)) for one in odd[:4]), "Read memory as an estimate.", "", NOTE)  # fmt: skip
-    for one in asked:
-        last = str(one).rsplit(".", 1)[-1]
-        known += OF_MEGATRON.get(last, (last,))
-    every = not asked or bool(odd) or "all-linear" in asked or set(EVERY) <= set(known)
+         ", ".join(shown(str(layer)) for layer in odd[:4]), "Read memory as an estimate.", "", NOTE)  # fmt: skip
+    for layer in layers:
+        last = str(layer).rsplit(".", 1)[-1]
+        linears += OF_MEGATRON.get(last, (last,))
+    every = not layers or bool(odd) or "all-linear" in layers or set(EVERY) <= set(linears)
     return LoRA(
-        rank=min(rank, MOST_RANK), alpha=alpha if alpha > 0 else float(rank), targets="linear" if every else tuple(known),
+        rank=min(rank, MOST_RANK), alpha=alpha if alpha > 0 else float(rank), targets="linear" if every else tuple(linears),
         rank_stabilised=stabilised,
     )  # fmt: skip
 
 
-# Expert parallelism as other systems' configurations ask for it, in the words of a layout.
-#
-# Megatron spreads experts over tp x dp ranks anew: EP parts of the experts, each cut by ETP inside. A ``Layout`` cuts each expert
-# by tp as all other weights, and shares them over ``ep`` replicas; a rank has as many weights where both products are the same::
-#
-#     tp4 dp8, EP 8, ETP 4     ep8     E / 8 experts, each cut in 4
-#     tp4 dp8, EP 8, ETP 1     ep2     E / 8 whole experts: as many weights as E / 2, each cut in 4
+# -- expert parallelism
 
 COUNTED_WHOLE = "experts are counted as if each rank had all of them, cut by tp"
 """A rule of models that have experts."""
@@ -179,10 +173,16 @@ COUNTED_WHOLE = "experts are counted as if each rank had all of them, cut by tp"
 def shared_experts(experts: int, expert_tp: int | None, tp: int, dp: int) -> int:
     """Return the ``ep`` of a layout for Megatron's EP and ETP; 1 where no layout has as many weights on a rank.
 
+    Megatron spreads experts over tp x dp ranks anew: EP parts of the experts, each cut by ETP inside. A ``Layout`` cuts each expert
+    by tp as all other weights, and shares them over ``ep`` replicas; a rank has as many weights where both products are the same::
+
+        tp4 dp8, EP 8, ETP 4     ep8     E / 8 experts, each cut in 4
+        tp4 dp8, EP 8, ETP 1     ep2     E / 8 whole experts: as many weights as E / 2, each cut in 4
+
     Args:
-        experts: EP.
+        experts: expert-parallel size.
         expert_tp: ETP; ``None`` is tp, as in Megatron.
-        tp: of the other weights.
+        tp: tensor parallelism of the other weights.
         dp: replicas.
     """
     parts = max(1, experts) * max(1, expert_tp or tp)
@@ -203,21 +203,12 @@ def expert_rule(rule: Callable[..., None], num_gpus: int, layout: Layout, expert
          NOTE)  # fmt: skip
 
 
-# Whether heads, layers and widths can be cut as a configuration asks, by the rules of the engine that cuts them.
-#
-# ====================  ===================================  ==========================================  ================= engine
-# attention heads                      key/value heads                             MLP, layers ====================
-# ===================================  ==========================================  ================= Megatron              a
-# multiple of tp                     a multiple of tp, or it of them             tp; pp vLLM, SGLang          a multiple of tp
-# a multiple of tp, or it of them             tp NeMo-RL's DTensor     a multiple of tp                     a multiple of tp
-# tp Ulysses in verl       a multiple of its ranks              a multiple of its ranks, or they of them    . DeepSpeed
-# unequal parts are cut                unequal parts are cut                       . ====================
-# ===================================  ==========================================  =================
+# -- cuts of heads, layers and widths, by the rules of the engine that cuts them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What cuts weights over tp, and where it checks that it can."""
+    """An engine that cuts weights over tp, and the place where it checks that it can."""
 
     name: str
     source: str
@@ -236,18 +227,30 @@ ULYSSES = "verl/models/transformers/monkey_patch.py, apply_monkey_patch"
 
 
 def head_findings(step: StepConfig, specs: Mapping[str, ModelSpec | None]) -> tuple[Finding, ...]:
-    """Return the rules of heads, layers and widths that a step breaks; each model's once."""
-    found: dict[str, Finding] = {}
+    """Return the rules of heads, layers and widths that a step breaks; each model's once.
+
+    ====================  =========================  ====================================  ===========
+    engine                attention heads            key/value heads                       MLP, layers
+    ====================  =========================  ====================================  ===========
+    Megatron              a multiple of tp           a multiple of tp, or it of them       tp; pp
+    vLLM, SGLang          a multiple of tp           a multiple of tp, or it of them       tp
+    NeMo-RL's DTensor     a multiple of tp           a multiple of tp                      tp
+    Ulysses in verl       a multiple of its ranks    a multiple of its ranks, or they of   .
+                                                     them
+    DeepSpeed             unequal parts are cut      unequal parts are cut                 .
+    ====================  =========================  ====================================  ===========
+    """
+    findings: dict[str, Finding] = {}
     for role in step.roles:
         spec = specs.get(role.name)
         if spec is not None and role.name not in step.own:
             for rule in _of_role(role, spec):
-                found.setdefault(f"{rule.rule} {rule.got}", rule)
+                findings.setdefault(f"{rule.rule} {rule.got}", rule)
     actor, engine = specs.get("actor"), GENERATING.get(step.rollout.engine)
     if actor is not None and engine is not None and not step.own:
         for rule in _of_tp(actor, step.rollout.layout.tp, engine):
-            found.setdefault(f"{rule.rule} {rule.got}", rule)
-    return tuple(found.values())
+            findings.setdefault(f"{rule.rule} {rule.got}", rule)
+    return tuple(findings.values())
 
 
 def _of_role(role: RoleConfig, spec: ModelSpec) -> Iterator[Finding]:
@@ -256,11 +259,11 @@ def _of_role(role: RoleConfig, spec: ModelSpec) -> Iterator[Finding]:
     if engine is not None:
         yield from _of_tp(spec, role.layout.tp, engine)
     if spec.num_layers % pp and not role.uneven:
-        fitting = [one for one in range(1, spec.num_layers + 1) if spec.num_layers % one == 0]
+        fitting = [divisor for divisor in range(1, spec.num_layers + 1) if spec.num_layers % divisor == 0]
         yield _broken("Megatron's pipeline parallelism must divide the layers, where no key says how they lie", spec,
                       f"{spec.num_layers} layers, pp {pp}", _advice("pp", pp, fitting), MEGATRON.source)  # fmt: skip
     if heads % split or (kv % split and split % kv):
-        fitting = [one for one in range(1, heads + 1) if heads % one == 0 and (kv % one == 0 or one % kv == 0)]
+        fitting = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0 and (kv % divisor == 0 or divisor % kv == 0)]
         yield _broken(
             "Ulysses' ranks must divide the attention heads, and the key/value heads or be a multiple of them", spec,
             f"{heads} and {kv} heads, {split} ranks", _advice("ulysses_sequence_parallel_size", split, fitting), ULYSSES,
@@ -277,7 +280,7 @@ def _of_tp(spec: ModelSpec, tp: int, engine: Engine) -> Iterator[Finding]:
         rule, got = "must divide the key/value heads" + ", or be a multiple of them" * engine.repeats, f"{kv} key/value heads"
     else:
         rule, got = "must divide the MLP", f"{mlp} wide"
-    do = _advice("tp", tp, [one for one in range(1, heads + 1) if _fits(spec, one, engine)])
+    do = _advice("tp", tp, [candidate for candidate in range(1, heads + 1) if _fits(spec, candidate, engine)])
     yield _broken(f"{engine.name}'s tensor parallelism {rule}", spec, f"{got}, tp {tp}", do, engine.source)
 
 
@@ -287,8 +290,8 @@ def _fits(spec: ModelSpec, tp: int, engine: Engine) -> bool:
     return spec.num_heads % tp == 0 and kv_fit and spec.mlp_hidden_size % tp == 0
 
 
-def _advice(name: str, asked: int, fitting: list[int]) -> str:
-    below, above = [one for one in fitting if one < asked], [one for one in fitting if one > asked]
+def _advice(name: str, current: int, fitting: list[int]) -> str:
+    below, above = [size for size in fitting if size < current], [size for size in fitting if size > current]
     return f"Take {name}={' or '.join(map(str, below[-1:] + above[:1]))}."
 
 

@@ -21,7 +21,7 @@ from hfsdk.core.lora import LoRA
 RELEASE = "0.7.0"
 P, V, D, M = "policy.", "policy.generation.", "policy.dtensor_cfg.", "policy.megatron_cfg."
 PROMPT_SHARE = 4
-"""Where nothing limits prompts apart from responses, they are counted as one part in so many of a sample."""
+"""Parts of a sample of which prompts are counted as one, where nothing limits them apart from responses."""
 
 POLICY: dict[str, Any] = {
     f"{P}model_name": None, f"{P}train_global_batch_size": 512, f"{P}train_micro_batch_size": 4,
@@ -82,8 +82,8 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     """Return the step that a configuration of NeMo-RL asks for.
 
     Args:
-        s: its keys.
-        prompt_tokens: of the longest prompt, where the caller says.
+        s: the configuration's keys.
+        prompt_tokens: tokens of the longest prompt, if the caller gives them.
 
     Raises:
         OptionError: a key's value is of the wrong kind.
@@ -104,8 +104,8 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
     response = max(1, min(_most_new(s, kind, longest), longest - prompt))
     estimator = s.one_of(f"{kind}.adv_estimator.name", tuple(OURS), "learning")
     epochs = s.whole("ppo.ppo_epochs") if kind == "ppo" else 1
-    found: list[Finding] = []
-    rule = rules_into(found, f"NeMo-RL {RELEASE}")
+    findings: list[Finding] = []
+    rule = rules_into(findings, f"NeMo-RL {RELEASE}")
     expert_rule(rule, num_gpus, layout, *experts)
     _check(s, rule, kind, num_gpus, (tp, pp, cp), dp, ways, longest, tokens)
     loras = [_lora(s, model, megatron and model == P, rule) for model in (P, "value.")]
@@ -124,7 +124,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
         options=_options(s, kind, copies, response), prompts=max(1, prompts), copies=max(1, copies), prompt_tokens=prompt,
         response_tokens=response, mini_batch=max(1, batch), micro_batch=None if ways else max(1, micro), micro_tokens=tokens,
         epochs=epochs, dp=dp, pools=pools, roles=_roles(s, kind, layout, cp, megatron, tokens, ways, longest, *loras),
-        rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(found),
+        rollout=_rollout(s, pools), nodes=nodes, gpus_per_node=each_node, rounding="down", how=how, findings=tuple(findings),
         assumed=assumed,
     )  # fmt: skip
 
@@ -160,8 +160,8 @@ def _pools(s: Settings) -> tuple[dict[str, int], int, int, int]:
     if s.yes(f"{V}colocated.enabled"):
         return {"all": whole}, whole, nodes, each_node
     each, apart = (s.maybe_whole(f"{V}colocated.resources.{key}") for key in ("gpus_per_node", "num_nodes"))
-    taken = max(1, min(whole - 1, (each or each_node) * (apart or 1))) if whole > 1 else 0
-    return {"policy": whole - taken, "generation": taken or 1}, whole - taken, nodes, each_node
+    generating = max(1, min(whole - 1, (each or each_node) * (apart or 1))) if whole > 1 else 0
+    return {"policy": whole - generating, "generation": generating or 1}, whole - generating, nodes, each_node
 
 
 def _axes(s: Settings, megatron: bool) -> tuple[int, int, int]:
@@ -171,9 +171,9 @@ def _axes(s: Settings, megatron: bool) -> tuple[int, int, int]:
     return s.whole(f"{D}tensor_parallel_size"), 1, s.whole(f"{D}context_parallel_size")
 
 
-def _prompt(s: Settings, longest: int, given: int | None) -> tuple[int, dict[str, str]]:
-    if given is not None:
-        return min(given, longest - 1), {}
+def _prompt(s: Settings, longest: int, prompt_tokens: int | None) -> tuple[int, dict[str, str]]:
+    if prompt_tokens is not None:
+        return min(prompt_tokens, longest - 1), {}
     most = s.maybe_whole("data.max_input_seq_length")  # nothing is no limit
     if most is not None and most < longest:
         return most, {}

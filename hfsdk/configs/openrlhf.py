@@ -92,7 +92,7 @@ LIMITS_APART = {PROMPT_MOST: 1024, RESPONSE_MOST: 1024}
 OLD_DEFAULTS: dict[str, Any] = {
     "train.micro_batch_size": 4, "rollout.micro_batch_size": 8, **dict.fromkeys(LIMITS_APART), BOTH_OFFLOAD: False, "bf16": False,
 }  # fmt: skip
-"""Of releases from 0.6 to 0.9, where they differ or are gone."""
+"""Defaults of releases from 0.6 to 0.9, where they differ or are gone."""
 
 
 def named_now(keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -128,8 +128,8 @@ def read_openrlhf(s: Settings) -> StepConfig:
     batch, dynamic = s.whole("train.batch_size"), s.yes("train.dynamic_batch_enable")
     longest, response, said = _lengths(s)
     estimator = s.one_of("algo.advantage.estimator", tuple(OURS), "sizes")
-    found: list[Finding] = []
-    rule = rules_into(found, f"OpenRLHF {RELEASE}")
+    findings: list[Finding] = []
+    rule = rules_into(findings, f"OpenRLHF {RELEASE}")
     _check(s, rule, gpus, dp, ring, tp)
     lora = lora_asked(s.whole("ds.lora.rank"), s.number("ds.lora.alpha"), s.value("ds.lora.target_modules"), rule, "ds.lora.rank")
     pools = _pools(s, gpus)
@@ -155,8 +155,8 @@ def read_openrlhf(s: Settings) -> StepConfig:
         micro_batch=None if dynamic else max(1, micro), micro_tokens=tokens if dynamic else None,
         epochs=s.whole("train.max_epochs"),
         dp=dp, pools=pools, roles=_roles(s, pools, dp, tp, ring, longest, lora), rollout=_rollout(s, pools, rows),
-        nodes=_nodes(s, pools), gpus_per_node=s.whole("actor.num_gpus_per_node"), rounding="down", how=how, findings=tuple(found),
-        assumed=_assumed(s, longest, response),
+        nodes=_nodes(s, pools), gpus_per_node=s.whole("actor.num_gpus_per_node"), rounding="down", how=how,
+        findings=tuple(findings), assumed=_assumed(s, longest, response),
         reward=s.text("reward.model_name_or_path") or "a function",
     )  # fmt: skip
 
@@ -169,9 +169,10 @@ def _lengths(s: Settings) -> tuple[int, int, str]:
             if s.has(key):
                 s.odd[key] = (s.value(key), ("sizes",))  # no release has both
         return prompt + response, response, f"{PROMPT_MOST} {prompt:,} + {RESPONSE_MOST} {response:,}"
-    longest, asked = s.whole("data.max_len"), s.maybe_whole("rollout.max_new_tokens", 1)
-    asked = max(1, min(max(1, longest // 2) if asked is None else asked, longest - 1))  # what is longer than data.max_len is cut
-    return longest, asked, f"data.max_len {longest:,}, prompt and response"
+    longest, answer = s.whole("data.max_len"), s.maybe_whole("rollout.max_new_tokens", 1)
+    # a sample that is longer than data.max_len is cut
+    answer = max(1, min(max(1, longest // 2) if answer is None else answer, longest - 1))
+    return longest, answer, f"data.max_len {longest:,}, prompt and response"
 
 
 def _assumed(s: Settings, longest: int, response: int) -> dict[str, str]:
@@ -185,8 +186,8 @@ def _assumed(s: Settings, longest: int, response: int) -> dict[str, str]:
         assumed["dtype"] = "bf16, as with --bf16, and by default since 0.9.1"
     missing = [key for key in ("train.micro_batch_size", "rollout.micro_batch_size") if not s.has(key)]
     if missing:
-        told = " and ".join(f"{key} {OLD_DEFAULTS[key]}" for key in missing)
-        assumed["release"] = f"one from 0.6 to 0.9, by its flags: {told} (0.10: 1)"
+        flags_text = " and ".join(f"{key} {OLD_DEFAULTS[key]}" for key in missing)
+        assumed["release"] = f"one from 0.6 to 0.9, by its flags: {flags_text} (0.10: 1)"
     return assumed
 
 

@@ -92,7 +92,7 @@ class PhaseMemory:
     exists: int
     """Bytes of the device."""
     worker: str
-    """Whose work it is: the role that needs most in this phase."""
+    """The role that needs most in this phase, whose work it is."""
     left_out: tuple[str, ...] = ()
     """Roles whose size is not known: the bytes are without them."""
 
@@ -116,40 +116,43 @@ def memory_by_phase(step: StepConfig, specs: Specs, device: DeviceSpec) -> tuple
 
 def fit_findings(step: StepConfig, memory: tuple[PhaseMemory, ...]) -> tuple[Finding, ...]:
     """Return what does not fit: which phase, by how much, what takes most and what helps."""
-    found = []
-    for one in memory:
-        if one.over <= 0:
+    findings = []
+    for phase in memory:
+        if phase.over <= 0:
             continue
-        most = max(("kv_cache", "rollout", "weights", "gradients", "optimizer", "working"), key=lambda part: one.parts.get(part, 0))
+        most = max(
+            ("kv_cache", "rollout", "weights", "gradients", "optimizer", "working"),
+            key=lambda part: phase.parts.get(part, 0),
+        )
         words = {
             "kv_cache": "the generating engine's cache",
             "rollout": "the engine's copy of the weights",
-            "working": f"activations and logits of {one.worker}",
+            "working": f"activations and logits of {phase.worker}",
         }.get(most, most)
-        mine = ADVICE.get(step.system, {}).get(one.phase if most == "working" else most, OWN)
-        helps = "a larger tensor parallelism of the generating engine" if most == "rollout" else mine
-        without = f" (without {', '.join(one.left_out)}, whose size is not known)" if one.left_out else ""
-        found.append(Finding(
-            kind=NO_FIT, rule=f"pool {one.pool} in {one.phase}: a device has {_gb(one.exists)}",
-            got=f"{_gb(one.asked)}, {_gb(one.over)} too much; most is {words}, {_gb(one.parts[most])}{without}",
+        advice = ADVICE.get(step.system, {}).get(phase.phase if most == "working" else most, OWN)
+        helps = "a larger tensor parallelism of the generating engine" if most == "rollout" else advice
+        without = f" (without {', '.join(phase.left_out)}, whose size is not known)" if phase.left_out else ""
+        findings.append(Finding(
+            kind=NO_FIT, rule=f"pool {phase.pool} in {phase.phase}: a device has {_gb(phase.exists)}",
+            got=f"{_gb(phase.asked)}, {_gb(phase.over)} too much; most is {words}, {_gb(phase.parts[most])}{without}",
             do=f"What helps: {helps}.",
         ))  # fmt: skip
-    return tuple(found)
+    return tuple(findings)
 
 
 def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase: str) -> PhaseMemory:
     here = {pool, step.within.get(pool, pool)}  # on a part of a pool there is what the whole of it has, too
-    mine = [(role, spec) for role in step.roles if role.pool in here and (spec := specs.get(role.name)) is not None]
+    present = [(role, spec) for role in step.roles if role.pool in here and (spec := specs.get(role.name)) is not None]
     rollout = _rollout(step, specs, device, phase) if step.rollout.pool in here else {}
-    works = {role.name: work for role, spec in mine for work in [_work(role, spec, phase)] if work}
+    works = {role.name: work for role, spec in present for work in [_work(role, spec, phase)] if work}
 
     def all_bytes(worker: str) -> tuple[dict[str, int], dict[str, int]]:
         parts, roles = dict.fromkeys(PARTS, 0), {}
-        for role, spec in mine:
-            lends = any(other.base_of == role.name for other, _ in mine if other.name == worker)
-            held = _held(role, spec, phase, works=role.name == worker or lends)
-            roles[role.name] = sum(held.values())
-            parts = {part: parts[part] + held[part] for part in PARTS}
+        for role, spec in present:
+            lends = any(other.base_of == role.name for other, _ in present if other.name == worker)
+            role_bytes_there = _part_bytes(role, spec, phase, works=role.name == worker or lends)
+            roles[role.name] = sum(role_bytes_there.values())
+            parts = {part: parts[part] + role_bytes_there[part] for part in PARTS}
         work = works.get(worker, {})
         if worker:
             roles[worker] += sum(work.values())
@@ -157,6 +160,7 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
         parts |= {"working": work.get("working", 0)}
         return parts, roles
 
+    # Roles of a pool work one after the other in a phase, so the fullest moment is the one in which the largest of them works.
     worker = max(works, key=lambda name: sum(all_bytes(name)[0].values()), default="")
     parts, roles = all_bytes(worker)
     if rollout:
@@ -169,22 +173,23 @@ def _phase(step: StepConfig, specs: Specs, device: DeviceSpec, pool: str, phase:
     )  # fmt: skip
 
 
-def _held(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
+def _part_bytes(role: RoleConfig, spec: ModelSpec, phase: str, *, works: bool) -> dict[str, int]:
     """Return the bytes of a role that are there all through a phase."""
     states, learned = role.states, learned_of(role, spec)
     stepped = learned  # experts' states are cut over the ranks that have them: over all, as much as without ep
     if role.layout.ep > 1 and states.optimizer_over > 1:
         stepped = learned_of(replace(role, layout=replace(role.layout, ep=1)), spec)
     there = learned * (role.lora is not None) if role.base_of else parameters_of(role, spec)
-    held = {
+    part_bytes = {
         "weights": states.weights * there // states.weights_over,
         "gradients": states.gradients * learned // states.gradients_over * (role.trained and states.gradients_stay),
         "optimizer": states.optimizer * stepped // states.optimizer_over * role.trained,
     }  # fmt: skip
+    # Offloaded parts are away, except while the role works: learning brings all of them back, other passes only the weights.
     gone = set(role.away.get(phase, ()))
     if works:
         gone = set() if phase == "learning" else gone - {"weights"}
-    return {part: 0 if part in gone or part in role.never else count for part, count in held.items()}
+    return {part: 0 if part in gone or part in role.never else count for part, count in part_bytes.items()}
 
 
 def _work(role: RoleConfig, spec: ModelSpec, phase: str) -> dict[str, int]:
@@ -194,6 +199,7 @@ def _work(role: RoleConfig, spec: ModelSpec, phase: str) -> dict[str, int]:
     learning = phase == "learning"
     estimate = _estimate(role, spec, role.train_tokens if learning else role.pass_tokens, learning)
     states, working = role.states, estimate.activations + estimate.logits
+    # Cut weights are gathered layer by layer, the next one while this one computes: bf16 of both are there at once.
     if states.weights_over > 1:
         layer = (parameters_of(role, spec) - _ends(spec, role)) * role.layout.pp // spec.num_layers
         working += GATHERED_LAYERS * 2 * layer
@@ -208,12 +214,12 @@ def _ends(spec: ModelSpec, role: RoleConfig) -> int:
 
 
 def _estimate(role: RoleConfig, spec: ModelSpec, tokens: int, learning: bool) -> MemoryEstimate:
-    one = RoleSpec(
+    spec_of_role = RoleSpec(
         name=role.name, kind="critic" if role.head == "scalar" else "reference", head=role.head, model=spec, train=role.layout,
         dtype="bf16", optimizer=AdamW() if learning else None, micro_batch_tokens=max(1, tokens), recompute=role.recompute,
         lora=role.lora,
     )  # fmt: skip
-    return role_bytes(one, role.layout.size, sequence_parallel=role.sequence_parallel)
+    return role_bytes(spec_of_role, role.layout.size, sequence_parallel=role.sequence_parallel)
 
 
 def parameters_of(role: RoleConfig, spec: ModelSpec) -> int:
@@ -238,6 +244,7 @@ def _rollout(step: StepConfig, specs: Specs, device: DeviceSpec, phase: str) -> 
         if rollout.shares_weights and not rollout.gathers
         else 2 * rollout_parameters(spec, tp, rollout.layout.ep) // rollout.layout.pp
     )
+    # vLLM's share is of the whole device and includes its weights; the rest of it becomes cache, however few rows there are.
     if rollout.gpu_share:
         return {"rollout": weights, "kv_cache": max(0, round(rollout.gpu_share * device.memory_bytes) - weights)}
     cache = rollout.cache_bytes or rollout.rows * _sequence_bytes(step, spec, rollout, tp)

@@ -60,19 +60,19 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def flatten(given: Mapping[str, Any], what: str) -> dict[str, Any]:
+def flatten(keys: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return nested keys as one level, joined by dots.
 
     Raises:
         OptionError: a key is no text, or it is nested without end or has too many keys.
     """
-    return dict(_leaves(given, what, "", 0, [0]))
+    return dict(_leaves(keys, what, "", 0, [0]))
 
 
-def _leaves(given: Mapping[str, Any], what: str, before: str, depth: int, count: list[int]) -> Iterator[tuple[str, Any]]:
+def _leaves(keys: Mapping[str, Any], what: str, before: str, depth: int, count: list[int]) -> Iterator[tuple[str, Any]]:
     if depth > MOST_NESTED:
         raise OptionError(f"{what} is nested more than {MOST_NESTED} levels deep at {shown(before[:80])}; no configuration is")
-    for key, value in given.items():
+    for key, value in keys.items():
         count[0] += 1
         if count[0] > MOST_KEYS:
             raise OptionError(f"{what} has more than {MOST_KEYS:,} keys; no configuration has")
@@ -90,17 +90,17 @@ class Settings:
     what: str
     """The configuration in messages, e.g. ``"grpo.yaml"``."""
     release: str
-    """Whose defaults these are, e.g. ``"verl 0.9.1"``."""
+    """The release whose defaults these are, e.g. ``"verl 0.9.1"``."""
     given: dict[str, Any]
     """Dotted key -> value."""
     defaults: Mapping[str, Any]
     """The same of the release, of every key that is read."""
     runs: str = ""
-    """What a command line of it runs, launcher and program."""
+    """The program that a command line of it runs, with its launcher."""
     read: dict[str, Any] = field(default_factory=dict)
-    """What was looked at and given."""
+    """Keys that were looked at and given."""
     at_default: dict[str, Any] = field(default_factory=dict)
-    """What was looked at and not given."""
+    """Keys that were looked at and not given."""
     odd: dict[str, tuple[Any, tuple[str, ...]]] = field(default_factory=dict)
     """Keys whose value is none that is read -> that value, and which kinds of numbers it could change."""
     unused: list[str] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Settings:
             return None
         if not _is_number(value) or int(value) != value:
             return self._refuse(key, "whole", value)
-        if any(key == one or key.endswith((f".{one}", f"_{one}")) for one in AT_LEAST_ONE):
+        if any(key == last or key.endswith((f".{last}", f"_{last}")) for last in AT_LEAST_ONE):
             least = max(1, least)
         if not least <= value <= MOST:
             raise OptionError(f"{self.what}: {key} must be from {least} to {MOST:,}; got {shown(value)}. Correct it there.")
@@ -193,7 +193,7 @@ class Settings:
         return value
 
     def one_of(self, key: str, values: Sequence[str], *could_change: str) -> str:
-        """Return a text that is one of those that are read; of another one it is noted which kinds of numbers it could change.
+        """Return a text that is one of those that are read; for another one, note which kinds of numbers it could change.
 
         Raises:
             OptionError: it is no text.
@@ -215,9 +215,9 @@ class Settings:
         """Return a value of a key that is not read, with references to other keys resolved where they can be.
 
         Args:
-            key: the key.
+            key: the key with its dots.
             value: given, or its default.
-            defaults: of the release, of all keys.
+            defaults: the release's defaults of all keys.
         """
         apart = replace(self, defaults={**defaults, **self.defaults}, read={}, at_default={})
         try:
@@ -227,7 +227,7 @@ class Settings:
 
     def has(self, key: str) -> bool:
         """Return whether a key, or one below it, was given."""
-        return any(one == key or one.startswith(f"{key}.") for one in self.given)
+        return any(name == key or name.startswith(f"{key}.") for name in self.given)
 
     def lays_out_layers(self) -> bool:
         """Return whether a key says which of Megatron's pipeline stages has which layers."""
@@ -250,19 +250,19 @@ class Settings:
         match = _REFERENCE.search(value)
         if match is None:
             raise OptionError(f"{self.what}: {key} has a reference that does not close: {shown(value)}. Write ${{other.key}}.")
-        found = self._reference(match[1].strip(), key, depth)
+        referred = self._reference(match[1].strip(), key, depth)
         if match[0] == value:
-            return self._resolved(found, key, depth + 1)
-        return self._resolved(value[: match.start()] + str(found) + value[match.end() :], key, depth + 1)
+            return self._resolved(referred, key, depth + 1)
+        return self._resolved(value[: match.start()] + str(referred) + value[match.end() :], key, depth + 1)
 
     def _reference(self, inside: str, key: str, depth: int) -> Any:
         name, _, rest = inside.partition(":")
-        arguments = [one.strip() for one in rest.split(",")]
+        arguments = [argument.strip() for argument in rest.split(",")]
         if not rest and not inside.startswith("oc."):
             return self._lookup(inside, key, depth)
         if name == "oc.select":
-            found = self._lookup(arguments[0], key, depth, missing=None)
-            return parse_scalar(arguments[1]) if found is None and len(arguments) > 1 else found
+            referred = self._lookup(arguments[0], key, depth, missing=None)
+            return parse_scalar(arguments[1]) if referred is None and len(arguments) > 1 else referred
         if name == "mul":
             return self._product(arguments, inside, key)
         raise OptionError(
@@ -282,11 +282,11 @@ class Settings:
         dots = len(name) - len(name.lstrip("."))
         if dots:
             name = ".".join([*key.split(".")[:-dots], name.lstrip(".")])
-        for known in (self.given, self.defaults):
-            if name in known:
-                if known is self.given:
-                    self.read[name] = known[name]
-                return self._resolved(known[name], name, depth + 1)
+        for values in (self.given, self.defaults):
+            if name in values:
+                if values is self.given:
+                    self.read[name] = values[name]
+                return self._resolved(values[name], name, depth + 1)
         if missing is ...:
             raise OptionError(f"{self.what}: {key} refers to {shown(name)}, which it does not have. Give {name}, or {key} itself.")
         return missing

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: a YAML file, a dict, the words of a command line, or an object; and whose it is.
+"""Sources of a configuration: a YAML file, a dict, the words of a command line, or an object; and the system that it is of.
 
 Nothing in it is run: YAML is read by ``yaml.safe_load``, words are cut as a shell cuts them, and what a shell or a resolver would
 work out is refused, with what to write in its place.
@@ -25,7 +25,7 @@ from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import read_named
 
 MOST_BYTES = 2_000_000
-"""Of the largest file that is read."""
+"""Largest file that is read, in bytes."""
 MOST_PARENTS = 16
 """Files that a configuration of NeMo-RL may inherit from."""
 FILES_OF_TRL = {
@@ -49,7 +49,7 @@ class SourceConfig:
     """A configuration as it was given."""
 
     what: str
-    """Its name in messages."""
+    """The configuration's name in messages."""
     system: str
     keys: dict[str, Any]
     """Dotted key -> value."""
@@ -58,14 +58,14 @@ class SourceConfig:
     apart: Mapping[str, str]
     """Keys that are no part of it -> what they are."""
     runs: str = ""
-    """What a command line runs."""
+    """The program that a command line runs."""
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Variables of a script -> the defaults that it has for them, which were taken."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Command:
-    """What a command line says."""
+    """The content of a command line."""
 
     keys: dict[str, Any]
     runs: str = ""
@@ -81,63 +81,63 @@ def open_config(config: Any, overrides: Iterable[str], system: str | None) -> So
     name, command = _keys(config)
     more, dropped = _overrides(list(overrides))
     keys, runs = _without({**command.keys, **more}, dropped), command.runs
-    found = system_named(system) if system else "TRL" if name in CONFIGS_OF_TRL else system_of(name, keys, runs)
+    of_system = system_named(system) if system else "TRL" if name in CONFIGS_OF_TRL else system_of(name, keys, runs)
     renamed: dict[str, str] = {}
     apart: dict[str, str] = {}
-    if found == "OpenRLHF":
+    if of_system == "OpenRLHF":
         keys, renamed = openrlhf.named_now(keys)
-    elif found == "verl":
+    elif of_system == "verl":
         keys, renamed = verl.named_now(keys)
-    elif found == "TRL":
-        keys, apart = trl.saved_by_a_run(keys, known=lambda key: is_of_release("TRL", key))
+    elif of_system == "TRL":
+        keys, apart = trl.saved_by_a_run(keys, is_argument=lambda key: is_of_release("TRL", key))
         keys, renamed = zero_and_fsdp.named_now(_of_trl_files(keys))
-    return SourceConfig(what=name, system=found, keys=keys, renamed=renamed, apart=apart, runs=runs, assumed=command.assumed)
+    return SourceConfig(what=name, system=of_system, keys=keys, renamed=renamed, apart=apart, runs=runs, assumed=command.assumed)
 
 
 def _without(keys: dict[str, Any], dropped: Iterable[str]) -> dict[str, Any]:
     for key in dropped:
-        there = [one for one in keys if one == key or one.startswith(f"{key}.")]
+        there = [name for name in keys if name == key or name.startswith(f"{key}.")]
         if not there:
             raise OptionError(f"'~{key}' leaves out a key that is not given; {nearest(key, list(keys))}")
-        keys = {one: value for one, value in keys.items() if one not in there}
+        keys = {name: value for name, value in keys.items() if name not in there}
     return keys
 
 
 def _of_trl_files(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys with those of the JSON files that they name; a file that is not here stays named."""
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for key, value in keys.items():
         last = key.rsplit(".", 1)[-1]
         path = Path(os.path.expanduser(value)) if isinstance(value, str) and value and last in FILES_OF_TRL else None
         if path is None or not os.path.isfile(path):
-            found[key] = value
+            contents[key] = value
             continue
         inside = _json(path) if path.suffix == ".json" else _yaml(path, _read(path))
-        found = {f"{FILES_OF_TRL[last]}{name}": one for name, one in flatten(inside, path.name).items()} | found
-    return found
+        contents = {f"{FILES_OF_TRL[last]}{name}": item for name, item in flatten(inside, path.name).items()} | contents
+    return contents
 
 
 def _json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(_read(path))
+        content = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is no JSON: {str(error)[:300]}. Correct it there.") from error
-    if not isinstance(found, dict):
-        raise OptionError(f"{path} holds {shown(found)}; a configuration is a mapping of keys to values. Name another file.")
-    return found
+    if not isinstance(content, dict):
+        raise OptionError(f"{path} holds {shown(content)}; a configuration is a mapping of keys to values. Name another file.")
+    return content
 
 
 def system_named(system: str) -> str:
-    """Return a system by its name, in whatever case.
+    """Return a system by its name, in any case of letters.
 
     Raises:
         OptionError: there is none.
     """
-    plain = {re.sub(r"[^a-z]", "", one.lower()): one for one in SYSTEMS}
-    asked = re.sub(r"[^a-z]", "", system.lower())
-    if asked not in plain:
-        raise OptionError(f"system={shown(system)} is none that is read; {nearest(system, SYSTEMS)}")
-    return plain[asked]
+    plain = {re.sub(r"[^a-z]", "", known_name.lower()): known_name for known_name in SYSTEMS}
+    wanted = re.sub(r"[^a-z]", "", system.lower())
+    if wanted not in plain:
+        raise OptionError(f"system={shown(system)} is not read; {nearest(system, SYSTEMS)}")
+    return plain[wanted]
 
 
 def _keys(config: Any) -> tuple[str, _Command]:
@@ -158,16 +158,18 @@ def _keys(config: Any) -> tuple[str, _Command]:
 
 def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what Weights & Biases saved: its ``config.yaml`` holds ``{key: {"desc": ..., "value": ...}}``."""
-    kept = {key: value for key, value in config.items() if key not in ("wandb_version", "_wandb")}
-    if kept and all(isinstance(one, Mapping) and "value" in one and set(one) <= {"value", "desc"} for one in kept.values()):
-        return {key: one["value"] for key, one in kept.items()}
+    values = {key: value for key, value in config.items() if key not in ("wandb_version", "_wandb")}
+    if values and all(
+        isinstance(entry, Mapping) and "value" in entry and set(entry) <= {"value", "desc"} for entry in values.values()
+    ):
+        return {key: entry["value"] for key, entry in values.items()}
     return config
 
 
 def _command(words: Sequence[str], defaults: Mapping[str, str]) -> _Command:
     """Return the keys of a command line over those of the files that it names, and what it runs."""
     words = job_words(words)
-    found, files, dropped = arguments_of(words)
+    arguments, files, dropped = arguments_of(words)
     below: dict[str, Any] = {}
     for name in files:
         if isinstance(name, OfAShell):
@@ -175,11 +177,11 @@ def _command(words: Sequence[str], defaults: Mapping[str, str]) -> _Command:
         if not os.path.isfile(os.path.expanduser(name)):
             refuse_others("the command line", program_of(words))  # rather than for the file
         below |= _file(Path(name).expanduser()).keys
-    taken = {
+    assumed = {
         name: f"{value or 'nothing'}, the script's own default: the environment of a run may give another"
         for name, value in defaults.items() if "/" not in value
     }  # fmt: skip
-    return _Command(_without({**below, **found}, dropped), program_of(words), taken)
+    return _Command(_without({**below, **arguments}, dropped), program_of(words), assumed)
 
 
 def _object(config: Any) -> dict[str, Any]:
@@ -187,10 +189,10 @@ def _object(config: Any) -> dict[str, Any]:
 
     Made, a GRPOConfig has both generation_batch_size and steps_per_generation.
     """
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if hasattr(config, field.name)}
-    kept = {field.name: field.default for field in dataclasses.fields(config)}
-    keys = {name: value for name, value in given.items() if value != kept[name]}
-    keys |= {name: value for name, value in trl.with_processes(given).items() if name not in given}
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if hasattr(config, field.name)}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    keys = {name: value for name, value in values.items() if value != defaults[name]}
+    keys |= {name: value for name, value in trl.with_processes(values).items() if name not in values}
     return flatten(keys, type(config).__name__)
 
 
@@ -199,19 +201,19 @@ def _text(text: str) -> tuple[str, _Command]:
         path = Path(text).expanduser()
         return path.name, _file(path)
     all_commands, defaults = commands_of(text)
-    commands = [one for one in all_commands if any("=" in word or word.startswith("--") for word in one)]
-    jobs = [one for one in commands if program_of(one)]
+    commands = [command for command in all_commands if any("=" in word or word.startswith("--") for word in command)]
+    jobs = [command for command in commands if program_of(command)]
     if jobs:  # what stands alone before it are variables of the shell
-        commands = [one for one in commands if not all(re.match(r"[A-Za-z_]\w*=", word) for word in one)]
-    trains = [one for one in jobs if is_read(program_of(one))]
+        commands = [command for command in commands if not all(re.match(r"[A-Za-z_]\w*=", word) for word in command)]
+    trains = [command for command in jobs if is_read(program_of(command))]
     if len(trains) == 1:  # the others prepare data, or convert a model
-        jobs, commands = trains, [one for one in commands if one in trains or not program_of(one)]
+        jobs, commands = trains, [command for command in commands if command in trains or not program_of(command)]
     if len(jobs) > 1:
-        for one in jobs:
-            refuse_others("the command line", program_of(one))
-        told = " and ".join(shown(" ".join(one)[:60]) for one in jobs[:3])
-        raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {told}. Give one of them.")
-    return "the command line", _command([word for one in commands for word in one], defaults)
+        for command in jobs:
+            refuse_others("the command line", program_of(command))
+        listed = " and ".join(shown(" ".join(command)[:60]) for command in jobs[:3])
+        raise OptionError(f"the command line has {len(jobs)} commands that may be the job: {listed}. Give one of them.")
+    return "the command line", _command([word for command in commands for word in command], defaults)
 
 
 def _is_path(text: str) -> bool:
@@ -234,21 +236,21 @@ def _read(path: Path) -> str:
     try:
         return read_named(path, MOST_BYTES, error=OptionError).decode("utf-8")
     except (OptionError, UnicodeDecodeError) as error:
-        there = sorted(one.name for one in path.parent.glob("*.y*ml"))[:5] if path.parent.is_dir() else []
+        there = sorted(file.name for file in path.parent.glob("*.y*ml"))[:5] if path.parent.is_dir() else []
         beside = f"beside it are {', '.join(there)}" if there else "there is no YAML file beside it"
         raise OptionError(f"{path} cannot be read: {str(error).rstrip('.')}; {beside}. Check the path.") from error
 
 
 def _inherited(path: Path, text: str, read: list[Path]) -> Mapping[str, Any]:
     """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` is what was."""
-    found = _yaml(path, text)
-    parents = found.get("defaults")
-    if isinstance(parents, list) and all(isinstance(one, str) and one.endswith((".yaml", ".yml")) for one in parents):
+    content = _yaml(path, text)
+    parents = content.get("defaults")
+    if isinstance(parents, list) and all(isinstance(parent, str) and parent.endswith((".yaml", ".yml")) for parent in parents):
         names = parents
     elif isinstance(parents, str):
         names = [parents]
     else:  # hydra's groups: their values are the release's defaults
-        return {key: value for key, value in found.items() if key not in ("defaults", "hydra")}
+        return {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
     whole: dict[str, Any] = {}
     for name in names:
         read.append(path.parent / name)
@@ -257,7 +259,7 @@ def _inherited(path: Path, text: str, read: list[Path]) -> Mapping[str, Any]:
         if os.path.isabs(name):
             raise OptionError(f"{path} inherits from {shown(name)}; files are named from where it lies, e.g. '../base.yaml'")
         whole = _over(whole, _inherited(path.parent / name, _read(path.parent / name), read))
-    return _over(whole, {key: value for key, value in found.items() if key != "defaults"})
+    return _over(whole, {key: value for key, value in content.items() if key != "defaults"})
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,28 +276,25 @@ def _yaml(path: Path, text: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("YAML files need pyyaml, which is not installed; pip install pyyaml", name="yaml") from error
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise OptionError(f"{path} is no YAML: {' '.join(str(error).split())[:300]}. Correct it there.") from error
-    if not isinstance(found, dict):
-        raise OptionError(f"{path} holds {shown(found)}; a configuration is a mapping of keys to values. Name another file.")
-    flatten(found, path.name)  # counts what its aliases stand for, before anything goes through them
-    return found
+    if not isinstance(content, dict):
+        raise OptionError(f"{path} holds {shown(content)}; a configuration is a mapping of keys to values. Name another file.")
+    flatten(content, path.name)  # counts what its aliases stand for, before anything goes through them
+    return content
 
 
 def _overrides(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the keys that are given anew, and those that are left out."""
     if isinstance(words, str) or not all(isinstance(word, str) and ("=" in word or word.startswith(("-", "~"))) for word in words):
-        told = "overrides are texts such as 'data.train_batch_size=1024', or '~data.seed', which leaves a key out"
-        raise OptionError(f"{told}; got {shown(words)}")
-    found, _, dropped = arguments_of(words)
-    return found, dropped
+        expected = "overrides are texts such as 'data.train_batch_size=1024', or '~data.seed', which leaves a key out"
+        raise OptionError(f"{expected}; got {shown(words)}")
+    keys, _, dropped = arguments_of(words)
+    return keys, dropped
 
 
-# Whose configuration it is: told by signs that one system alone has, and by how many of its keys that system knows.
-#
-# A batch of rollouts, a number of responses or a device's batch size are keys of many systems and tell nothing. Of systems that are
-# not read the signs are known too, so that theirs are refused by name.
+# -- the system of a configuration
 
 SYSTEMS = ("verl", "TRL", "OpenRLHF", "NeMo-RL", "hfsdk")
 
@@ -336,7 +335,8 @@ class Other:
 
 
 OTHERS_OF_NEMO = "NeMo-RL's SFT, DPO or distillation"
-"""Their files have the same keys of the policy, and others in the place of ``grpo`` and ``ppo``."""
+"""The trainers of NeMo-RL that are not read: their files have the same keys of the policy, and others in the place of ``grpo`` and
+``ppo``."""
 
 OTHERS = (
     Other(name="slime", runs=r"slime[./]", keys=(
@@ -409,10 +409,13 @@ READ_ALONE = "verl's PPO and GRPO, TRL's GRPO and PPO, OpenRLHF's PPO with Ray, 
 def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     """Return the system of a configuration.
 
+    A batch of rollouts, a number of responses or a device's batch size are keys of many systems and tell nothing. The signs of
+    systems that are not read are known too, so that theirs are refused by name.
+
     Args:
-        name: of the configuration in messages.
-        keys: its keys.
-        runs: what a command line of it runs, or ``""``.
+        name: the configuration's name in messages.
+        keys: the configuration's keys.
+        runs: the program that its command line runs, or ``""``.
 
     Raises:
         OptionError: it is of none that is read.
@@ -422,25 +425,26 @@ def system_of(name: str, keys: Mapping[str, object], runs: str) -> str:
     if ran:
         return ran
     counts = {system: sum(key.startswith(signs) for key in keys) for system, signs in SIGNS.items()}
-    known = {system: sum(is_of_release(system, key) for key in keys) for system in SIGNS}
-    found = max(SIGNS, key=lambda system: (counts[system], known[system]))
-    theirs = {one.name: sum(_has(keys, sign) for sign in one.keys) for one in OTHERS}
-    most = max(theirs, key=lambda one: theirs[one])
-    if theirs[most] > counts[found] // SIGNS_OF_ANOTHER:
+    num_known = {system: sum(is_of_release(system, key) for key in keys) for system in SIGNS}
+    best = max(SIGNS, key=lambda system: (counts[system], num_known[system]))
+    theirs = {other.name: sum(_has(keys, sign) for sign in other.keys) for other in OTHERS}
+    most = max(theirs, key=lambda other: theirs[other])
+    if theirs[most] > counts[best] // SIGNS_OF_ANOTHER:
         raise _not_read(name, most)
-    if not counts[found]:
+    if not counts[best]:
         has = ", ".join(list(keys)[:5]) or "no keys"
         raise OptionError(
-            f"{name} is of no system that is read ({READ}, hfsdk): it has {has}. If it is of one of them, say which: system='verl'."
+            f"{name} has no keys of a system that is read ({READ}, hfsdk): it has {has}. If it is of one of them, say which: "
+            "system='verl'."
         )
-    if found == "NeMo-RL" and _has_parts(keys, "sft.", "dpo.", "rm.", "distillation.") and not _has_parts(keys, "grpo.", "ppo."):
+    if best == "NeMo-RL" and _has_parts(keys, "sft.", "dpo.", "rm.", "distillation.") and not _has_parts(keys, "grpo.", "ppo."):
         raise _not_read(name, OTHERS_OF_NEMO)
-    if known[found] < LEAST_KNOWN * len(keys):
+    if num_known[best] < LEAST_KNOWN * len(keys):
         raise OptionError(
-            f"{name} has {len(keys)} keys, of which {found} knows {known[found]}: it is of another system, and those that are read "
-            f"are {READ}. If it is {found}'s, say system={found!r}; numbers that other keys could change are then left out."
+            f"{name} has {len(keys)} keys, of which {best} knows {num_known[best]}: it is of another system, and those that are "
+            f"read are {READ}. If it is {best}'s, say system={best!r}; numbers that other keys could change are then left out."
         )
-    return found
+    return best
 
 
 def _system_that_runs(runs: str) -> str:
@@ -462,9 +466,9 @@ def refuse_others(name: str, runs: str) -> None:
     Raises:
         OptionError: it does.
     """
-    for one in OTHERS:
-        if re.search(one.runs, runs):
-            raise _not_read(name, one.name)
+    for other in OTHERS:
+        if re.search(other.runs, runs):
+            raise _not_read(name, other.name)
 
 
 def _has(keys: Mapping[str, object], sign: str) -> bool:

@@ -38,7 +38,7 @@ SCORE = ("def score(completions):  # the reward: yours in its place", "    retur
 
 @dataclass(frozen=True)
 class Written:
-    """What stands in the code as it is: the name of a variable."""
+    """Text that stands in the code as it is: the name of a variable."""
 
     text: str
 
@@ -49,7 +49,7 @@ class Declaration:
 
     role: str
     method: str
-    """Of the session: what kind of role it is."""
+    """The session's method that declares this kind of role."""
     source: Any
     """A model, a :class:`Written` name, or the reward function."""
     options: dict[str, Any]
@@ -69,16 +69,18 @@ class StepProgram:
 
     def text(self) -> str:
         """Return it as Python."""
-        needs_score = any(one.source == Written("score") for one in self.declarations)
+        needs_score = any(declaration.source == Written("score") for declaration in self.declarations)
         lines = ["import hfsdk as hf", "", *(f"# {one_line(comment)}" for comment in self.comments)]
         lines += [*SCORE, ""] if needs_score else []
         count = self.cluster.num_devices
         lines.append(
             f'session = hf.Session.simulated("{self.cluster}")  # with GPUs: hf.Session(devices={count}), or hf.Session("auto")'
         )
-        for one in self.declarations:
-            options = [f"{name}={_literal(value)}" for name, value in one.options.items()]
-            lines.append(f"{one.role} = session.{one.method}({', '.join([_literal(one.source), *options])})")
+        for declaration in self.declarations:
+            options = [f"{name}={_literal(value)}" for name, value in declaration.options.items()]
+            lines.append(
+                f"{declaration.role} = session.{declaration.method}({', '.join([_literal(declaration.source), *options])})"
+            )
         lines += [
             f"session.place({_literal(self.placement)})",
             f"prompts = session.prompts([[1] * {self.prompt_tokens}] * {self.prompts}, batch_size={self.prompts})  # your data",
@@ -96,9 +98,9 @@ class StepProgram:
         with warnings.catch_warnings(), calls_hidden(), Session.simulated(self.cluster) as session:
             warnings.simplefilter("ignore")
             handles: dict[str, Any] = {"score": _score}
-            for one in self.declarations:
-                source = handles[one.source.text] if isinstance(one.source, Written) else one.source
-                handles[one.role] = getattr(session, one.method)(source, **one.options)
+            for declaration in self.declarations:
+                source = handles[declaration.source.text] if isinstance(declaration.source, Written) else declaration.source
+                handles[declaration.role] = getattr(session, declaration.method)(source, **declaration.options)
             session.place(self.placement)
             prompts = session.prompts([[1] * self.prompt_tokens] * self.prompts, batch_size=self.prompts)
             step = self.algorithm.step(session.models, prompts[0])
@@ -118,17 +120,17 @@ def code_of(
     """Return the step in hfsdk, its simulated trace, and why there is none.
 
     Args:
-        step: the step.
+        step: the configuration's step.
         specs: architecture of every role.
-        cluster: as many devices as the step's pools have.
+        cluster: a cluster with as many devices as the step's pools have.
         simulated: whether it is run at all.
     """
     refused = ""
     if not simulated:
         return next(_candidates(step, specs, cluster)), None, ""
     if max(step.samples, step.prompts * step.prompt_tokens // TOKENS_A_SAMPLE) > MOST_SAMPLES:
-        told = f"{step.samples:,} samples of {step.sample_tokens:,} tokens are more than a simulated step has here"
-        return next(_candidates(step, specs, cluster)), None, told
+        reason = f"{step.samples:,} samples of {step.sample_tokens:,} tokens are more than a simulated step has here"
+        return next(_candidates(step, specs, cluster)), None, reason
     if any(specs[role.name] is None for role in step.roles):
         return next(_candidates(step, specs, cluster)), None, _unknown(step, specs)
     first: StepProgram | None = None
@@ -191,6 +193,7 @@ def _step_code(step: StepConfig, specs: Specs, cluster: ClusterSpec, tp: int | N
     groups: dict[str, list[str]] = {pool: [] for pool in step.pools}
     for role in step.roles:
         groups[role.pool].append(role.name)
+    # An engine on devices of its own is a shadow of the actor in hfsdk.
     if step.rollout.pool != step.roles[0].pool:
         groups[step.rollout.pool].append("actor.rollout")
     sized = {" ".join(names): step.pools[pool] for pool, names in groups.items() if names}
@@ -233,6 +236,7 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
         source = Written("actor")
     else:
         options["dtype"] = "bf16"
+    # hfsdk offloads a role as a whole or its optimizer alone, so what is away in any phase decides.
     gone = {part for parts in role.away.values() for part in parts} | set(role.never)
     if role.lora is not None:
         options["lora"] = role.lora
@@ -248,15 +252,15 @@ def _declaration(step: StepConfig, role: RoleConfig, specs: Specs, tp: int | Non
 
 def _own_options(role: RoleSpec) -> dict[str, Any]:
     """Return the options with which a role of a session is declared, those at their defaults left out."""
-    found: dict[str, Any] = {"dtype": role.dtype}
+    options: dict[str, Any] = {"dtype": role.dtype}
     if role.rollout is not None:
-        found["rollout"] = str(replace(role.rollout, dp=None)).replace(" pp1", "")
-        found["rollout_options"] = role.rollout_options
+        options["rollout"] = str(replace(role.rollout, dp=None)).replace(" pp1", "")
+        options["rollout_options"] = role.rollout_options
     if role.trainable:
-        found |= {"optimizer": role.optimizer, "recompute": role.recompute, "lora": role.lora}
+        options |= {"optimizer": role.optimizer, "recompute": role.recompute, "lora": role.lora}
     plain = {field.name: field.default for field in dataclasses.fields(RoleSpec)}
-    found |= {name: getattr(role, name) for name in ("offload", "micro_batch_tokens") if getattr(role, name) != plain[name]}
-    return {name: value for name, value in found.items() if value not in ("", None, RolloutOptions())}
+    options |= {name: getattr(role, name) for name in ("offload", "micro_batch_tokens") if getattr(role, name) != plain[name]}
+    return {name: value for name, value in options.items() if value not in ("", None, RolloutOptions())}
 
 
 def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:
@@ -264,30 +268,30 @@ def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:
     import hfsdk.algorithms as algorithms
 
     cls = getattr(algorithms, step.ours or ("PPO" if any(role.name == "critic" for role in step.roles) else "GRPO"))
-    known = {field.name for field in dataclasses.fields(cls)}
-    asked = {**step.options, "n": step.copies, "mini_batches": min(mini_batches(step), step.samples), "epochs": step.epochs}
+    field_names = {field.name for field in dataclasses.fields(cls)}
+    wanted = {**step.options, "n": step.copies, "mini_batches": min(mini_batches(step), step.samples), "epochs": step.epochs}
     if getattr(cls, "compares", False):
-        asked["n"] = max(2, step.copies)
+        wanted["n"] = max(2, step.copies)
     chosen: dict[str, Any] = {}
     refused = []
-    for name in [name for name in asked if name in known]:
+    for name in [name for name in wanted if name in field_names]:
         try:
-            cls(**chosen, **{name: asked[name]})
+            cls(**chosen, **{name: wanted[name]})
         except OptionError:
-            refused.append(f"hfsdk does not take {name}={asked[name]!r}; it is at its default")
+            refused.append(f"hfsdk does not take {name}={wanted[name]!r}; it is at its default")
         else:
-            chosen[name] = asked[name]
+            chosen[name] = wanted[name]
     return cls(**chosen), refused
 
 
 def _algorithm_text(algorithm: Any) -> str:
     """Return the call that makes it, without what is at its default."""
-    given = [
+    arguments = [
         f"{field.name}={getattr(algorithm, field.name)!r}"
         for field in dataclasses.fields(algorithm)
         if getattr(algorithm, field.name) != field.default
     ]
-    return f"hf.{type(algorithm).__name__}({', '.join(given)})"
+    return f"hf.{type(algorithm).__name__}({', '.join(arguments)})"
 
 
 def _literal(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What one step of a configuration is, whatever system it was written for: ``StepConfig``, its parts, ``Finding`` and ``Row``."""
+"""``StepConfig``: one step of a configuration, of any system; with its parts, ``Finding`` and ``Row``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hfsdk.core.placement import Placement
 from hfsdk.core.roles import RoleSpec
 
 PHASES = ("generation", "preparation", "learning")
-"""Of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
+"""The phases of a step: responses, the passes without a gradient over them, updates (HybridFlow, section 2)."""
 
 UNREAD, BROKEN, NOTE = "not read", "broken", "note"
 """Kinds of findings: numbers are left out for keys that are not read; the system refuses the configuration or would not do what it
@@ -21,7 +21,7 @@ says; worth to know."""
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is inconsistent, or worth to know."""
+    """One finding: what is inconsistent, or worth to know."""
 
     kind: str
     """``"not read"``, ``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
@@ -30,9 +30,9 @@ class Finding:
     got: str
     """The numbers that break it."""
     do: str
-    """What to do."""
+    """The advice."""
     source: str = ""
-    """Where the system has the rule: release, file, function."""
+    """The place where the system has the rule: release, file, function."""
 
     def __str__(self) -> str:
         source = f" ({self.source})" if self.source else ""
@@ -44,7 +44,7 @@ class ArithmeticRow:
     """One line of the batch arithmetic."""
 
     name: str
-    """What is counted, e.g. ``"samples"``."""
+    """The thing that is counted, e.g. ``"samples"``."""
     value: float | None
     """How many; not whole where a rule is broken; ``None`` where the configuration does not say."""
     how: str
@@ -56,13 +56,13 @@ class ArithmeticRow:
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, beside tp and pp.
+    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, in addition to tp and pp.
 
     ``Megatron``: weights 2, gradients 4 or 2, optimizer 12 / dp. ``FSDP`` and ZeRO-3 cut all three (arXiv 1910.02054, 2304.11277).
     """
 
     name: str
-    """E.g. ``"FSDP"``."""
+    """Name of the states, e.g. ``"FSDP"``."""
     weights: int
     gradients: int
     optimizer: int
@@ -80,24 +80,24 @@ class RoleConfig:
     name: str
     """hfsdk's name: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"``."""
     model: str
-    """As the configuration names it."""
+    """The model as the configuration names it."""
     pool: str
     """A key of :attr:`StepConfig.pools`."""
     layout: Layout
-    """Of training or inference, filled."""
+    """Layout of training or inference, filled."""
     states: States
-    """What is held; of a frozen role only the weights."""
+    """The states that the role holds; of a frozen role only the weights."""
     trained: bool = False
     train_tokens: int = 0
     """Most tokens of one micro-batch on one rank of an update."""
     pass_tokens: int = 0
     """The same of a pass without a gradient."""
     recompute: str = ""
-    """As in ``session.actor``."""
+    """Recomputation, as in ``session.actor``."""
     away: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Phase -> which of weights, gradients, optimizer are in host memory while another role works in it."""
     never: tuple[str, ...] = ()
-    """Which of them are never on the device (CPU Adam, FSDP's CPU offload)."""
+    """The states that are never on the device (CPU Adam, FSDP's CPU offload)."""
     head: str = "lm"
     lr: float | None = None
     lora: LoRA | None = None
@@ -118,9 +118,9 @@ class RolloutConfig:
 
     pool: str
     layout: Layout
-    """Filled; ``pp`` is of the engine's stages."""
+    """The filled layout; ``pp`` is of the engine's stages."""
     engine: str
-    """E.g. ``"vllm"``."""
+    """Name of the engine, e.g. ``"vllm"``."""
     gpu_share: float = 0.0
     """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: what it needs."""
     sleeps: bool = True
@@ -148,7 +148,7 @@ class StepConfig:
     release: str
     """The release whose keys, defaults and rules were used."""
     algorithm: str
-    """Its own name of the algorithm, e.g. ``"grpo"``."""
+    """The system's own name of the algorithm, e.g. ``"grpo"``."""
     ours: str
     """hfsdk's class of it, e.g. ``"GRPO"``; ``""`` where hfsdk has none."""
     options: Mapping[str, Any]
@@ -157,7 +157,7 @@ class StepConfig:
     copies: int
     """Responses per prompt."""
     prompt_tokens: int
-    """Of the longest prompt."""
+    """Tokens of the longest prompt."""
     response_tokens: int
     mini_batch: int
     """Samples of one optimizer step, over all ranks."""
@@ -175,21 +175,21 @@ class StepConfig:
     nodes: int
     gpus_per_node: int
     rounding: str
-    """What becomes of samples beyond whole mini-batches: ``"down"`` they are left out, ``"up"`` they make one more, ``"carried"``:
+    """The fate of samples beyond whole mini-batches: ``"down"`` they are left out, ``"up"`` they make one more, ``"carried"``:
     gradients go on adding up in the next iteration."""
     how: Mapping[str, str]
     """Name of a row -> its formula in the system's own keys."""
     findings: tuple[Finding, ...] = ()
     assumed: Mapping[str, str] = field(default_factory=dict)
-    """What the configuration does not say -> what was taken, and how to say it."""
+    """Values that the configuration does not give -> what was taken, and how to say it."""
     reward: str = "a function"
-    """What scores: a function, or a model's name."""
+    """The scorer: a function, or a model's name."""
     said_samples: int = 0
     """Samples as the keys say them, where groups would not be whole; 0 where they are."""
     own: Mapping[str, RoleSpec] = field(default_factory=dict)
-    """Of hfsdk's own configuration, the roles as they are declared, by name."""
+    """The roles of hfsdk's own configuration as they are declared, by name."""
     placed: Placement | None = None
-    """Of hfsdk's own, where they live."""
+    """The placement of hfsdk's own configuration."""
 
     @property
     def samples(self) -> int:

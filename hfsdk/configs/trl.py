@@ -28,21 +28,21 @@ SERVER_SHARE = 0.9
 MOST_COPIES = 4096
 """Responses to a prompt up to which a number that fits is looked for."""
 PROMPT_TOKENS = 512
-"""Taken where nothing says how long prompts are."""
+"""Tokens of a prompt where nothing says how long prompts are."""
 
 GATHERED = "ds3_gather_for_generation"
 OF_DEEPSPEED = (
     "deepspeed_config.gradient_accumulation_steps", "deepspeed.gradient_accumulation_steps",
     "deepspeed.train_micro_batch_size_per_gpu", "deepspeed.train_batch_size",
 )  # fmt: skip
-"""What DeepSpeed's configuration says of batches, in accelerate's file and in its own."""
+"""Keys of DeepSpeed's configuration about batches, in accelerate's file and in its own."""
 
 COMMON: dict[str, Any] = {
     **LAUNCH_DEFAULTS, EACH: 8, ACCUMULATED: 1, "model_name_or_path": None, "gradient_checkpointing": True, "use_peft": False,
     "lora_r": 16, "lora_alpha": 32, "lora_target_modules": None, "use_rslora": False,
     **dict.fromkeys(OF_DEEPSPEED), "max_prompt_length": None, GATHERED: True,
 }  # fmt: skip
-"""Of transformers, of what launches it, and of earlier releases."""
+"""Defaults of transformers, of its launchers, and of earlier releases."""
 
 GRPO_DEFAULTS: dict[str, Any] = {
     **COMMON, "learning_rate": 1e-6, "num_generations": 8, "generation_batch_size": None, "steps_per_generation": None,
@@ -72,17 +72,17 @@ AGGREGATIONS = {
 Rule = Callable[..., None]
 
 
-def rules_into(found: list[Finding], release: str) -> Rule:
+def rules_into(findings: list[Finding], release: str) -> Rule:
     """Return a function that adds a finding where a rule does not hold."""
 
     def rule(holds: bool, words: str, got: str, do: str, source: str, kind: str = BROKEN) -> None:
         if not holds:
-            found.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"{release}, {source}" if source else ""))
+            findings.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"{release}, {source}" if source else ""))
 
     return rule
 
 
-def saved_by_a_run(keys: dict[str, Any], *, known: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
+def saved_by_a_run(keys: dict[str, Any], *, is_argument: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the arguments among what a run saved of itself, and what is known of the rest, which is its model's configuration.
 
     transformers gives trackers the arguments over ``model.config``; both sizes of a generation are in them, which only a made
@@ -90,10 +90,10 @@ def saved_by_a_run(keys: dict[str, Any], *, known: Callable[[str], bool]) -> tup
     """
     if not {"model_type", "architectures"} & keys.keys():
         return keys, {}
-    apart = {key: "of the model's own configuration" for key in keys if not known(key)}
-    found = {key: value for key, value in keys.items() if key not in apart}
-    found.setdefault("model_name_or_path", keys.get("_name_or_path"))
-    return with_processes(found), apart
+    apart = {key: "of the model's own configuration" for key in keys if not is_argument(key)}
+    arguments = {key: value for key, value in keys.items() if key not in apart}
+    arguments.setdefault("model_name_or_path", keys.get("_name_or_path"))
+    return with_processes(arguments), apart
 
 
 def with_processes(keys: dict[str, Any]) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     """Return the step that a GRPOConfig asks for.
 
     Args:
-        s: its keys, and those of what launches it.
+        s: the configuration's keys, and those of its launcher.
         num_gpus: devices, where the caller gave a cluster.
-        prompt_tokens: of the longest prompt, where the caller says.
+        prompt_tokens: tokens of the longest prompt, if the caller gives them.
 
     Raises:
         OptionError: a key's value is of the wrong kind.
@@ -121,8 +121,8 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
     batch, steps = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
     steps = steps or (max(1, batch // at_once) if batch else accumulated)
     samples, epochs = batch or at_once * steps, s.whole("num_iterations")
-    found: list[Finding] = []
-    rule = rules_into(found, f"TRL {RELEASE}")
+    findings: list[Finding] = []
+    rule = rules_into(findings, f"TRL {RELEASE}")
     _check_grpo(s, rule, processes, samples, steps)
     lora = _lora(s, rule, assumed)
     response = s.whole("max_completion_length")
@@ -157,7 +157,7 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
         said_samples=samples if samples % max(1, copies) else 0,
         mini_batch=at_once * accumulated, micro_batch=each, micro_tokens=None, epochs=epochs, dp=processes,
         pools={"all": processes, **gpus}, roles=tuple(roles), rollout=rollout, nodes=nodes,
-        gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),
+        gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(findings),
         assumed=assumed,
     )  # fmt: skip
 
@@ -165,12 +165,12 @@ def read_grpo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> S
 def _check_grpo(s: Settings, rule: Rule, processes: int, samples: int, steps: int) -> None:
     """Check the rules of GRPOConfig, for ``samples`` of a generation that serves ``steps`` micro-batches of a process."""
     each, accumulated, copies = s.whole(EACH), s.whole(ACCUMULATED), s.whole("num_generations")
-    batch, given = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
+    batch, per_generation = s.maybe_whole("generation_batch_size", 1), s.maybe_whole("steps_per_generation", 1)
     at_once, epochs = max(1, each * processes), s.whole("num_iterations")
     config, trainer = "trl/trainer/grpo_config.py, __post_init__", "trl/trainer/grpo_trainer.py, _prepare_inputs"
-    rule(batch is None or given is None or batch == at_once * given,
+    rule(batch is None or per_generation is None or batch == at_once * per_generation,
          "generation_batch_size and steps_per_generation exclude each other",
-         f"{batch} and {given}", "Leave one out.", config)  # fmt: skip
+         f"{batch} and {per_generation}", "Leave one out.", config)  # fmt: skip
     rule(batch is None or batch % at_once == 0, f"generation_batch_size must be a multiple of {EACH} x processes",
          f"{batch}, {each} x {processes} = {at_once}", f"Take {-(-(batch or 1) // at_once) * at_once}.", config)  # fmt: skip
     rule(samples % max(1, copies) == 0, "generation_batch_size must be a multiple of num_generations: groups are whole",
@@ -194,8 +194,9 @@ def _check_deepspeed(s: Settings, rule: Rule, processes: int) -> None:
     each, accumulated = s.whole(EACH), s.whole(ACCUMULATED)
     same = dict(zip(OF_DEEPSPEED, (accumulated, accumulated, each, each * accumulated * processes), strict=True))
     for key, value in same.items():
-        given = s.value(key)
-        rule(given in (None, "auto") or str(given) == str(value), f"{key} must be what the arguments say", f"{given}, {value}",
+        in_file = s.value(key)
+        rule(in_file in (None, "auto") or str(in_file) == str(value), f"{key} must be what the arguments say",
+             f"{in_file}, {value}",
              f"Set it to {value}, or to auto.", "transformers/integrations/deepspeed.py, trainer_config_process")  # fmt: skip
 
 
@@ -300,8 +301,8 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
     processes, nodes, dp_how, assumed = processes_of(s, num_gpus)
     each, accumulated, parts = s.whole(EACH), s.whole(ACCUMULATED), max(1, s.whole("num_mini_batches"))
     local, samples = each * accumulated, each * accumulated * processes
-    found: list[Finding] = []
-    rule, source = rules_into(found, f"TRL {PPO_RELEASE}"), "trl/experimental/ppo/ppo_trainer.py, PPOTrainer.__init__"
+    findings: list[Finding] = []
+    rule, source = rules_into(findings, f"TRL {PPO_RELEASE}"), "trl/experimental/ppo/ppo_trainer.py, PPOTrainer.__init__"
     rule(samples % parts == 0, "batch_size must be a multiple of num_mini_batches", f"{samples}, {parts}",
          f"Take {ACCUMULATED}={-(-accumulated // parts) * parts}.", source)  # fmt: skip
     rule(local % parts == 0, "a process's batch must be a multiple of num_mini_batches",
@@ -349,7 +350,7 @@ def read_ppo(s: Settings, num_gpus: int | None, prompt_tokens: int | None) -> St
             pool="all", layout=Layout(dp=processes), engine="transformers", shares_weights=True,
             rows=min(local, s.whole("local_rollout_forward_batch_size")), gathers=s.yes(GATHERED) and states.name == "ZeRO-3",
         ),
-        nodes=nodes, gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(found),
+        nodes=nodes, gpus_per_node=max(1, processes // nodes), rounding="carried", how=how, findings=tuple(findings),
         assumed=assumed,
         reward=scorer or model,
     )  # fmt: skip

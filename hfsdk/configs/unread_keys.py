@@ -1,4 +1,4 @@
-"""What keys that nobody read could change: nothing, how the model learns, memory, seconds, or every number.
+"""Keys that nobody read, and what they could change: nothing, how the model learns, memory, seconds, or every number.
 
 A number is given only where no key that was given and not read could change it. Which could is a table of each system,
 ``keys/NAME_unread.txt``: sections of patterns of keys, ``"*"`` for any text, ``"=value"`` for one value. Of several that match, one
@@ -51,9 +51,9 @@ class Pattern:
 @cache
 def _table(system: str) -> Mapping[str, tuple[Pattern, ...]]:
     """Return the patterns of a system: ``"now"``, ``"earlier"`` releases, and ``"open"``, below which anything may stand."""
-    found: dict[str, list[Pattern]] = {"now": [], "earlier": [], "open": []}
+    by_part: dict[str, list[Pattern]] = {"now": [], "earlier": [], "open": []}
     if system not in TABLES:
-        return dict.fromkeys(found, ())
+        return dict.fromkeys(by_part, ())
     part = "now"
     kinds: tuple[str, ...] = ()
     for line in (FOLDER / f"{TABLES[system]}_unread.txt").read_text(encoding="utf-8").splitlines():
@@ -62,8 +62,8 @@ def _table(system: str) -> Mapping[str, tuple[Pattern, ...]]:
             part, words = (name, rest) if name in ("earlier", "open") else ("now", name)
             kinds = EVERYTHING if words == SIZES else tuple(word for word in words.split() if word != "nothing")
         elif not line.startswith("#"):
-            found[part] += [_pattern(text, kinds) for text in line.split()]
-    return {part: tuple(patterns) for part, patterns in found.items()}
+            by_part[part] += [_pattern(text, kinds) for text in line.split()]
+    return {part: tuple(patterns) for part, patterns in by_part.items()}
 
 
 def _pattern(text: str, kinds: tuple[str, ...]) -> Pattern:
@@ -73,13 +73,17 @@ def _pattern(text: str, kinds: tuple[str, ...]) -> Pattern:
 
 
 def _matching(patterns: Iterable[Pattern], key: str, value: Any) -> tuple[str, ...] | None:
-    fitting = [one for one in patterns if one.of_keys.fullmatch(key) and (one.value is None or one.value == str(value).lower())]
-    return max(fitting, key=lambda one: one.weight).kinds if fitting else None
+    fitting = [
+        pattern
+        for pattern in patterns
+        if pattern.of_keys.fullmatch(key) and (pattern.value is None or pattern.value == str(value).lower())
+    ]
+    return max(fitting, key=lambda pattern: pattern.weight).kinds if fitting else None
 
 
 def is_listed(system: str, key: str) -> bool:
     """Return whether the table of a system has a key."""
-    return _matching((one for one in _table(system)["now"] if one.value is None), key, None) is not None
+    return _matching((pattern for pattern in _table(system)["now"] if pattern.value is None), key, None) is not None
 
 
 def is_of_release(system: str, key: str) -> bool:
@@ -114,7 +118,7 @@ def could_change(system: str, key: str, value: Any) -> tuple[tuple[str, ...], st
 
 def is_default(value: Any, default: Any) -> bool:
     """Return whether a value that was given is the default, as a command line or YAML may write it."""
-    plain = [_plain(one) for one in (value, default)]
+    plain = [_plain(item) for item in (value, default)]
     same_kind = isinstance(plain[0], bool) == isinstance(plain[1], bool)
     return bool(same_kind and plain[0] == plain[1]) or (plain[0] in ({}, [], "") and plain[1] in (None, {}, [], ""))
 
@@ -155,8 +159,8 @@ def unread_of(s: Settings, system: str, release: str) -> Unread:
     said: dict[str, str] = {}
     withheld: dict[str, list[str]] = {}
     defaults = known_defaults(system)
-    for key, given in s.unread().items():
-        value = s.unread_value(key, given, defaults)
+    for key, raw in s.unread().items():
+        value = s.unread_value(key, raw, defaults)
         kinds, words = could_change(system, key, value)
         words = words.format(release=f"{system} {release}")
         switch = key.endswith((".enable", ".enabled"))
@@ -179,10 +183,7 @@ def _brief(kinds: Iterable[str]) -> list[str]:
     return [IN_WORDS[SIZES]] if SIZES in kinds else [IN_WORDS[kind] for kind in kinds]
 
 
-# The keys that a release has, and their defaults: what is told from a slip of the pen, and changes nothing where it is given.
-#
-# ``keys/NAME.txt`` holds one key a line, with its default where that is a plain value, as facts of a release;
-# ``tests/data/make_config_keys.py`` writes them from its sources.
+# -- the keys of a release and their defaults
 
 FOLDER = Path(__file__).parent / "keys"
 FILES = {"verl": ("verl",), "TRL": ("trl", "accelerate"), "OpenRLHF": ("openrlhf", "openrlhf_old"), "NeMo-RL": ("nemo_rl",)}
@@ -191,6 +192,7 @@ FILES = {"verl": ("verl",), "TRL": ("trl", "accelerate"), "OpenRLHF": ("openrlhf
 
 @cache
 def _lines(name: str) -> Mapping[str, str]:
+    """Return key -> default, as JSON, of ``keys/NAME.txt``, which ``tests/data/make_config_keys.py`` writes from a release."""
     text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     pairs = (line.partition(" = ") for line in text.splitlines() if line and not line.startswith("#"))
     return {key: default for key, _, default in pairs}
@@ -205,22 +207,22 @@ def known_keys(system: str) -> frozenset[str]:
 @cache
 def known_defaults(system: str) -> Mapping[str, Any]:
     """Return the defaults of its keys that are plain values; those of another key refer to it as the release has it."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name in reversed(FILES.get(system, ())):
-        found |= {key: json.loads(default) for key, default in _lines(name).items() if default}
-    return found
+        defaults |= {key: json.loads(default) for key, default in _lines(name).items() if default}
+    return defaults
 
 
 def is_known(system: str, key: str) -> bool:
     """Return whether a release has a key, or keys below it."""
-    known = known_keys(system)
-    return key in known or any(one.startswith(f"{key}.") for one in known)
+    keys = known_keys(system)
+    return key in keys or any(name.startswith(f"{key}.") for name in keys)
 
 
 def is_of_now(system: str, key: str) -> bool:
     """Return whether its newest release that is read has a key, or keys below it."""
-    newest = [known for name in FILES.get(system, ()) if not name.endswith("_old") for known in _lines(name)]
-    return any(known == key or known.startswith(f"{key}.") for known in newest)
+    newest = [name for file in FILES.get(system, ()) if not file.endswith("_old") for name in _lines(file)]
+    return any(name == key or name.startswith(f"{key}.") for name in newest)
 
 
 def nearest_key(system: str, key: str) -> str:

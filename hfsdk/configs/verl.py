@@ -20,10 +20,7 @@ from hfsdk.configs.zero_and_fsdp import fsdp1_rule
 from hfsdk.core.layout import Layout
 from hfsdk.core.lora import LoRA
 
-# What verl's configuration says of the algorithm, as release 0.9.1 reads it: hfsdk's class for it, and its options.
-#
-# Sources in that release: ``verl/trainer/ppo/core_algos.py`` (estimators, losses, ``kl_penalty``),
-# ``verl/trainer/ppo/rollout_corr_helper.py`` (weights), ``verl/trainer/config/_generated_ppo_trainer.yaml`` (defaults).
+# -- the algorithm and its options
 
 A, R, CORRECTION = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "algorithm.rollout_correction."
 
@@ -38,7 +35,7 @@ OPTION_DEFAULTS: dict[str, Any] = {
     "algorithm.use_kl_in_reward": False, "algorithm.kl_penalty": "kl", "algorithm.kl_ctrl.kl_coef": 0.001,
     "algorithm.norm_adv_by_std_in_grpo": True,
 }  # fmt: skip
-"""Of the keys that are read here."""
+"""Defaults of the option keys that are read here."""
 
 OURS = {
     "gae": "PPO", "grpo": "GRPO", "grpo_vectorized": "GRPO", "gdpo": "GDPO", "rloo": "RLOO", "rloo_vectorized": "RLOO",
@@ -70,7 +67,11 @@ def algorithm_of(s: Settings, estimator: str) -> str:
 
 
 def options_of(s: Settings, estimator: str, response: int, copies: int) -> dict[str, Any]:
-    """Return the options of hfsdk's class that the configuration says."""
+    """Return the options of hfsdk's class that the configuration says.
+
+    Sources in that release: ``verl/trainer/ppo/core_algos.py`` (estimators, losses, ``kl_penalty``),
+    ``verl/trainer/ppo/rollout_corr_helper.py`` (weights), ``verl/trainer/config/_generated_ppo_trainer.yaml`` (defaults).
+    """
     in_loss, in_reward = s.yes(f"{A}use_kl_loss"), s.yes("algorithm.use_kl_in_reward")
     coef = s.number(f"{A}kl_loss_coef") if in_loss else s.number("algorithm.kl_ctrl.kl_coef") if in_reward else 0.0
     low, high = s.number(f"{A}clip_ratio_low"), s.number(f"{A}clip_ratio_high")
@@ -90,7 +91,7 @@ def options_of(s: Settings, estimator: str, response: int, copies: int) -> dict[
 
 
 def _kl(s: Settings, key: str) -> str | None:
-    kind = s.one_of(key, (*KL_KINDS, *(f"{one}+" for one in KL_KINDS)), "learning")
+    kind = s.one_of(key, (*KL_KINDS, *(f"{kl_kind}+" for kl_kind in KL_KINDS)), "learning")
     ours = KL_KINDS.get(kind.removesuffix("+"))
     return f"{ours}+" if ours in ("k1", "k3") and kind.endswith("+") else ours
 
@@ -104,7 +105,7 @@ def _options_of_loss(s: Settings, mode: str) -> dict[str, Any]:
         bounds = {"low": s.number(f"{loss}clip_cov_lb"), "high": s.number(f"{loss}clip_cov_ub")}
         return {"share": s.number(f"{loss}clip_cov_ratio"), **bounds}
     without_clip: dict[str, Any] = {"clip": None, "clip_high": None}
-    if mode == "sapo":  # its loss is averaged so whatever loss_agg_mode says
+    if mode == "sapo":  # its loss is averaged so with any loss_agg_mode
         return {
             **without_clip,
             "tau_pos": s.number(f"{A}tau_pos"),
@@ -130,8 +131,8 @@ def _correction(s: Settings) -> dict[str, Any]:
         return {}
     if level not in ("token", "sequence", "geometric"):  # the last of releases up to 0.6
         return {}
-    found = {"tis_cap": cap, "tis_level": level, **({"tis_normalise": True} if normalised else {})}
-    return found | {"tis_floor": floor[0], "tis_bounds": "mask"} if floor else found
+    options = {"tis_cap": cap, "tis_level": level, **({"tis_normalise": True} if normalised else {})}
+    return options | {"tis_floor": floor[0], "tis_bounds": "mask"} if floor else options
 
 
 RELEASE, VALIDATE = "0.9.1", "verl/workers/config/actor.py, ActorConfig.validate"
@@ -181,7 +182,7 @@ DEFAULTS: dict[str, Any] = {
     "reward.reward_model.model_path": None, f"{T}n_gpus_per_node": 8, f"{T}nnodes": 1, f"{T}use_v1": True,
     "model_engine": None,
 }  # fmt: skip
-"""Of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
+"""Defaults of the keys that are read; ``critic.enable`` of nothing is true for ``gae``."""
 
 CONFIG_NAMES = {"ppo_trainer": "fsdp", "ppo_megatron_trainer": "megatron"}
 """``--config-name`` of verl's own files -> the engine that it trains with."""
@@ -238,8 +239,8 @@ def read_verl(settings: Settings) -> StepConfig:
         else "ppo_micro_batch_size_per_gpu, counted in samples: it is not multiplied by rollout.n",
         "epochs": f"{A}ppo_epochs",
     }  # fmt: skip
-    found = _findings(s, num_gpus, layout, split, megatron)
-    loras = [_lora(s, model, megatron, rules_into(found, f"verl {RELEASE}")) for model in MODELS]
+    findings = _findings(s, num_gpus, layout, split, megatron)
+    loras = [_lora(s, model, megatron, rules_into(findings, f"verl {RELEASE}")) for model in MODELS]
     _left_out(s, megatron, loras)
     roles = _roles(s, layout, split, megatron, num_gpus, prompt + response, micro, tokens, *loras)
     return StepConfig(
@@ -248,7 +249,7 @@ def read_verl(settings: Settings) -> StepConfig:
         response_tokens=response, mini_batch=max(1, mini * copies), micro_batch=micro, micro_tokens=tokens,
         epochs=max(1, s.whole(f"{A}ppo_epochs")), dp=dp, pools={"all": num_gpus}, roles=roles,
         rollout=_rollout(s, num_gpus), nodes=nodes, gpus_per_node=gpus_per_node, rounding="up", how=how,
-        findings=tuple(found),
+        findings=tuple(findings),
         reward=_reward(s),
     )  # fmt: skip
 
@@ -335,8 +336,8 @@ def _roles(
     def passes(prefix: str) -> int:
         if s.yes(f"{prefix}log_prob_use_dynamic_bsz"):
             return s.whole(f"{prefix}log_prob_max_token_len_per_gpu")
-        given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu", 1)
-        return local(given or _per_gpu(s.maybe_whole(f"{prefix}log_prob_micro_batch_size", 1), num_gpus), None)
+        samples_each = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu", 1)
+        return local(samples_each or _per_gpu(s.maybe_whole(f"{prefix}log_prob_micro_batch_size", 1), num_gpus), None)
 
     checkpointed = s.text(RECOMPUTE) if megatron else "full" * s.yes("actor_rollout_ref.model.enable_gradient_checkpointing")
     roles = [RoleConfig(
@@ -353,9 +354,9 @@ def _roles(
             base_of="actor" * (lora is not None),  # trainer_base.py, ref_in_actor
         ))  # fmt: skip
     if _has_critic(s):
-        given = s.maybe_whole("critic.ppo_micro_batch_size_per_gpu", 1)
+        samples_each = s.maybe_whole("critic.ppo_micro_batch_size_per_gpu", 1)
         most = s.whole("critic.ppo_max_token_len_per_gpu") if s.yes("critic.use_dynamic_bsz") else None
-        each = local(given or _per_gpu(s.maybe_whole("critic.ppo_micro_batch_size", 1), num_gpus), most)
+        each = local(samples_each or _per_gpu(s.maybe_whole("critic.ppo_micro_batch_size", 1), num_gpus), most)
         roles.append(RoleConfig(
             name="critic", model=s.text("critic.model.path"), pool="all", layout=layout, states=states, trained=True, head="scalar",
             train_tokens=each, pass_tokens=each, recompute="full" * s.yes("critic.model.enable_gradient_checkpointing"),
@@ -373,8 +374,8 @@ def _lora(s: Settings, model: str, megatron: bool, rule: Any) -> LoRA | None:
 
 
 def _has_critic(s: Settings) -> bool:
-    given = s.value("critic.enable")
-    return s.text("algorithm.adv_estimator") == "gae" if given is None else s.yes("critic.enable")
+    enabled = s.value("critic.enable")
+    return s.text("algorithm.adv_estimator") == "gae" if enabled is None else s.yes("critic.enable")
 
 
 def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
@@ -384,21 +385,21 @@ def _rollout(s: Settings, num_gpus: int) -> RolloutConfig:
         pool="all", layout=Layout(tp=tp, pp=pp, dp=dp, ep=shared_experts(experts, 1, tp, dp)),
         engine=s.one_of(f"{R}name", ("vllm", "sglang"), "memory", "seconds") or "vllm",
         gpu_share=s.share(f"{R}gpu_memory_utilization"), sleeps=s.yes(f"{R}free_cache_engine"),
-        max_num_seqs=_given(s, "max_num_seqs"), max_num_batched_tokens=_given(s, "max_num_batched_tokens"),
+        max_num_seqs=_size_or_0(s, "max_num_seqs"), max_num_batched_tokens=_size_or_0(s, "max_num_batched_tokens"),
     )  # fmt: skip
 
 
-def _given(s: Settings, key: str) -> int:
+def _size_or_0(s: Settings, key: str) -> int:
     """Return a size of the generating engine, 0 where it is not given."""
     return s.whole(f"{R}{key}") if s.has(f"{R}{key}") else 0
 
 
 def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: bool) -> list[Finding]:
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def rule(holds: bool, words: str, got: str, do: str, source: str, kind: str = BROKEN) -> None:
         if not holds:
-            found.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"verl {RELEASE}, {source}"))
+            findings.append(Finding(kind=kind, rule=words, got=got, do=do, source=f"verl {RELEASE}, {source}"))
 
     dynamic, prompts, copies, mini = s.yes(DYNAMIC), s.whole(TRAIN), s.whole(N), s.whole(MINI)
     micro, dp, samples = s.maybe_whole(MICRO), layout.num_replicas, prompts * copies
@@ -441,7 +442,7 @@ def _findings(s: Settings, num_gpus: int, layout: Layout, split: int, megatron: 
     rule(copies > 1 or s.text("algorithm.adv_estimator") not in ("grpo", "rloo"),
          "responses are compared with others to their prompt, and there is one: its advantage is its own score", f"{N}={copies}",
          f"Set {N} to 2 or more, e.g. 8.", "verl/trainer/ppo/core_algos.py", NOTE)  # fmt: skip
-    return found
+    return findings
 
 
 def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: int, megatron: bool) -> None:
@@ -471,15 +472,15 @@ def _count_rules(s: Settings, rule: Any, num_gpus: int, layout: Layout, split: i
          f"{whole} x {split}, {num_gpus}", "Use ppo_micro_batch_size_per_gpu.", VALIDATE)  # fmt: skip
     needed = {R: True, REF: s.yes(f"{A}use_kl_loss") or s.yes("algorithm.use_kl_in_reward")}
     for prefix, wanted in needed.items():
-        given = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu")
+        per_gpu = s.maybe_whole(f"{prefix}log_prob_micro_batch_size_per_gpu")
         old = s.maybe_whole(f"{prefix}log_prob_micro_batch_size")
-        rule(not wanted or given is not None or old is not None,
+        rule(not wanted or per_gpu is not None or old is not None,
              f"without use_dynamic_bsz {prefix}log_prob_micro_batch_size_per_gpu must be set", "nothing",
              f"Set it, e.g. to {micro or 4}.", "verl/utils/config.py, validate_config")  # fmt: skip
         local = samples // dp
-        rule(not wanted or not given or local % given == 0,
+        rule(not wanted or not per_gpu or local % per_gpu == 0,
              f"a rank's samples must be a multiple of {prefix}log_prob_micro_batch_size_per_gpu",
-             f"{samples:,} / {dp} = {local} samples, {given}", f"Take {_divisor(local, given or 1)}.",
+             f"{samples:,} / {dp} = {local} samples, {per_gpu}", f"Take {_divisor(local, per_gpu or 1)}.",
              "verl/workers/engine/utils.py, prepare_micro_batches")  # fmt: skip
 
 
@@ -496,4 +497,4 @@ MOST_DIVISOR = 100_000
 def _divisor(whole: int, most: int) -> int:
     """Return the largest divisor of ``whole`` that is at most ``most``."""
     small = [d for d in range(1, min(math.isqrt(max(1, whole)), MOST_DIVISOR) + 1) if whole % d == 0]
-    return max((d for one in small for d in (one, whole // one) if d <= most), default=1)
+    return max((d for small_divisor in small for d in (small_divisor, whole // small_divisor) if d <= most), default=1)

@@ -85,18 +85,18 @@ def named_now(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             renamed[key] = f"fsdp_{OF_FSDP_CONFIG.get(plain, plain)}"
         elif key.startswith("dynamo_config."):
             renamed[key] = inner if inner.startswith("dynamo_") else f"dynamo_{inner}"
-    found = {renamed.get(key, key): value for key, value in keys.items()}
-    return found, renamed
+    by_flag = {renamed.get(key, key): value for key, value in keys.items()}
+    return by_flag, renamed
 
 
 def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, int, str, dict[str, str]]:
     """Return the trainer's processes, their nodes, the words for them, and what was assumed."""
     nodes, nodes_key = _first(s, "num_machines", "nnodes", "num_nodes")
-    given = s.maybe_whole(PROCESSES, 1)
+    processes = s.maybe_whole(PROCESSES, 1)
     if _type(s) == "NO":
         return 1, 1, "distributed_type NO: one process", {}
-    if given is not None:
-        return given, nodes or 1, f"{PROCESSES} {given}", {}
+    if processes is not None:
+        return processes, nodes or 1, f"{PROCESSES} {processes}", {}
     each, key = _first(s, "nproc_per_node", "num_gpus")
     visible, listing = _listed(s)
     on_each_gpu = s.value("nproc_per_node") in ("gpu", "auto")
@@ -129,23 +129,25 @@ def _type(s: Settings) -> str:
 
 def _first(s: Settings, *keys: str) -> tuple[int | None, str]:
     """Return the number of the first of these keys that is given; a word in its place (``gpu``, ``1:4``) is noted as not read."""
-    found: tuple[int | None, str] = (None, "")
+    first: tuple[int | None, str] = (None, "")
     for key in keys:
         value = s.value(key)
-        if value is None or found[1]:
+        if value is None or first[1]:
             continue
         if isinstance(value, str) and not value.isdigit():
             s.odd[key] = (value, ("sizes",))
         else:
-            found = s.maybe_whole(key, 1), key
-    return found
+            first = s.maybe_whole(key, 1), key
+    return first
 
 
 def _listed(s: Settings) -> tuple[int | None, str]:
     """Return how many devices a launcher's list names, and its key: ``--include localhost:0,1``, ``CUDA_VISIBLE_DEVICES=0,1``."""
     for key in ("include", "CUDA_VISIBLE_DEVICES"):
         value = s.value(key)
-        names = [str(one) for one in value] if isinstance(value, (list, tuple)) else str("" if value is None else value).split("@")
+        names = (
+            [str(item) for item in value] if isinstance(value, (list, tuple)) else str("" if value is None else value).split("@")
+        )
         devices = [device for name in names for device in name.rpartition(":")[2].split(",") if device.strip()]
         if devices:
             return len(devices), key

@@ -1,4 +1,4 @@
-"""What the built-in calls are given besides columns: one frozen dataclass for each kind (``hfsdk.core.methods`` says which)."""
+"""Arguments of the built-in calls besides columns: one frozen dataclass for each kind (``hfsdk.core.methods`` says which)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfsdk.core.table import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What a call is given besides columns; the base is that of calls that are given nothing."""
+    """The arguments of a call besides its columns; the base class is for calls that take none."""
 
     function: Shipped | None = None
     """The user's code that travels with the call: a loss, a reward, a primitive."""
@@ -34,48 +34,48 @@ class Arguments:
 NO_ARGUMENTS = Arguments()
 
 Inventory = TypeVar("Inventory")
-"""What one rank has of a state, or lacks: the engine's own (``hfsdk.engine.weights.moves``)."""
+"""The parts of a state that one rank has, or lacks; the engine has its own type (``hfsdk.engine.weights.moves``)."""
 
 
 OWN, BASE_ALONE = 0, -1
-"""Weights that no snapshot keeps: those that the role has, and those beside which its adapters stand."""
+"""Weights that no snapshot keeps: the role's own, and the frozen ones that its adapters belong to."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generation(Arguments):
-    """Of ``generate``."""
+    """Arguments of ``generate``."""
 
     sampling: Sampling
     seed: int = 0
     copies: int = 1
     """Rows per prompt: row = prompt * copies + copy."""
     adapter: int = OWN
-    """With which adapters: the role's own, none (``BASE_ALONE``), or those of the state kept under this number."""
+    """The adapters to generate with: the role's own, none (``BASE_ALONE``), or those of the state kept under this number."""
     lengths: Array | None = None
     """Tokens of each row's response where they are known: those of the call that a simulated twin repeats; shape [rows]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbs(Arguments):
-    """Of ``compute_log_probs``."""
+    """Arguments of ``compute_log_probs``."""
 
     column: str
     """The column that it writes."""
     entropy: bool = False
     """Whether it writes ``entropy`` too, in nats."""
     top_k: int = 0
-    """They are of the k likeliest tokens alone, renormalised; 0: of all."""
+    """Number of likeliest tokens that the distribution is of, renormalised; 0: all."""
     top_p: float = 1.0
-    """They are of the likeliest tokens that together have this probability, renormalised."""
+    """Probability that the likeliest tokens of the distribution have together, renormalised; 1: all."""
     without_ends: bool = False
     """The tokens that end a sequence have no probability, as below ``min_new_tokens``."""
     weights: int = OWN
-    """Of the state kept under this number, for this pass alone; ``OWN``: the role's."""
+    """Number of the kept state whose weights this pass alone uses; ``OWN``: the role's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rescoring(Arguments):
-    """Of ``rescore`` and ``rescore_as_is``."""
+    """Arguments of ``rescore`` and ``rescore_as_is``."""
 
     column: str
     """The column that it writes."""
@@ -87,7 +87,7 @@ class Rescoring(Arguments):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OneSequence(Arguments):
-    """Of ``layers``."""
+    """Arguments of ``layers``."""
 
     prompt: Array
     """Token ids, int32."""
@@ -99,7 +99,7 @@ class OneSequence(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Arguments):
-    """Of ``compute_scores`` and ``compute_costs``, by a model or (``function``) by the user's code."""
+    """Arguments of ``compute_scores`` and ``compute_costs``, by a model or (``function``) by the user's code."""
 
     column: str
     """``"scores"`` or ``"costs"``."""
@@ -129,12 +129,12 @@ class Scoring(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Arguments):
-    """Of the calls that take a loss (``function``)."""
+    """Arguments of the calls that take a loss (``function``)."""
 
     epochs: int = 1
     mini_batches: int = 1
     seed: int = 0
-    """Of the shuffle."""
+    """Seed of the shuffle."""
     micro_batch_tokens: int = 0
     """0: as the role was declared."""
     together: int = 1
@@ -148,23 +148,23 @@ class Learning(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class OnRanks(Arguments):
-    """Of ``run``: ``function(rank, *values)`` on every rank."""
+    """Arguments of ``run``, which calls ``function(rank, *values)`` on every rank."""
 
     values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPrimitive(Arguments):
-    """Of ``call``: the user's own primitive."""
+    """Arguments of ``call``, the user's own primitive."""
 
     writes: tuple[str, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
-    """Handed on to the function."""
+    """Keyword arguments of the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(Arguments):
-    """Of the calls that write or read files."""
+    """Arguments of the calls that write or read files."""
 
     folder: str
     checked: bool = False
@@ -175,20 +175,20 @@ class Folder(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class ToShadow(Arguments):
-    """Of ``export_weights``."""
+    """Arguments of ``export_weights``."""
 
     shadow: RoleSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StateMove(Arguments, Generic[Inventory]):
-    """Of ``give_state`` and ``take_state``, by which ranks move a role's state over a link."""
+    """Arguments of ``give_state`` and ``take_state``, by which ranks move a role's state over a link."""
 
     rank: int
-    """In the link, the old place's ranks first."""
+    """This rank's number in the link, which counts the old placement's ranks first."""
     given: Sequence[Inventory]
-    """By rank of the old place."""
+    """The parts of the state that each rank of the old placement has, by rank."""
     taken: Sequence[Inventory]
-    """By rank of the new one."""
+    """The parts of the state that each rank of the new placement is to have, by rank."""
     nodes: Sequence[int]
-    """Of the link's ranks."""
+    """The node of each rank of the link."""

@@ -1,4 +1,4 @@
-"""What a built-in call is, and what a built-in column is. ``methods.py`` declares the calls with the columns that they write.
+"""Declarations of a built-in call and of a built-in column. ``methods.py`` declares the calls with the columns they write.
 
 All columns, those of the data and of algorithms too, are in ``columns.py``.
 """
@@ -28,14 +28,14 @@ class BuiltinColumn:
     name: str
     kind: Kind
     dtype: str
-    """As it is written, e.g. ``"float32"``."""
+    """The dtype in which it is written, e.g. ``"float32"``."""
     meaning: str
     writer: str
     """The call that writes it, as a user types it, e.g. ``"actor.generate"``; its arguments where they are not ``(batch)``."""
     label: str = ""
-    """What pictures call it; empty: its name."""
+    """The name in pictures; empty: the column's own."""
     hint: str = ""
-    """What to do where it is missing, for messages; empty: to call the writer."""
+    """The advice in messages where it is missing; empty: to call the writer."""
     of_response: bool = True
     """Whether it belongs to one response, so that new responses drop it."""
     for_rewards: bool = False
@@ -43,15 +43,15 @@ class BuiltinColumn:
 
     @property
     def remedy(self) -> str:
-        """What to do where it is missing."""
+        """The advice in messages where the column is missing."""
         return self.hint or f"Call {self.writer if '(' in self.writer else f'{self.writer}(batch)'} first."
 
 
 Work = Literal["generate", "score", "pass", "loss", "step", "code", "state", "look", "move", "task", "data", "transition"]
-"""What a method does: generates; has the generating engine score tokens that are there; passes a model over prompt + response;
-takes a loss over every column; takes an optimizer step; runs the user's code on the ranks; writes or reads a role's state; only
-looks; hands weights to a shadow; runs the user's code over columns in a CPU task; brings the user's own columns; is no call but
-what comes before one: the weights' way back to the trainer."""
+"""The work of a method: generate; have the generating engine score tokens that are there; pass a model over prompt + response;
+take a loss over every column; take an optimizer step; run the user's code on the ranks; write or read a role's state; only
+look; hand weights to a shadow; run the user's code over columns in a CPU task; bring the user's own columns; or, as no call but
+before one, bring the weights back to the trainer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +68,16 @@ class Method:
     columns: tuple[BuiltinColumn, ...] = ()
     """The built-in columns that it writes, or may."""
     writes: tuple[str, ...] = ()
-    """Their names where nothing else is given. ``"*"``: as its arguments say."""
+    """The names of the columns that it writes, by default those of ``columns``. ``"*"``: as its arguments say."""
     of_scores: Callable[[Array], Array] | None = None
-    """Of a pass of a scoring model: what its column holds, of the scores, shape [rows]; ``None``: they themselves."""
+    """Function from the scores of a scoring model, shape [rows], to the pass's column; ``None``: the scores themselves."""
     protocol: TransferProtocol | None = THREE_D
     """How rows are spread over the ranks; ``None`` for CPU tasks."""
     arguments: type[Arguments] = Arguments
     roles: str = ""
-    """Who has it, in words."""
+    """The roles that have this method, in words."""
     result: str = ""
-    """What it returns besides columns, in words."""
+    """The result besides columns, in words."""
     of_all_ranks: bool = False
     """Whether every rank's result is kept, or the first one's alone."""
     learns: bool = False
@@ -85,14 +85,15 @@ class Method:
     changes_weights: bool = False
     """Whether a new version of the weights is there afterwards, so that the generating engine's are stale."""
     needs: tuple[str, ...] = ("weights",)
-    """Which :data:`~hfsdk.core.roles.PARTS` of a trained role it needs for its whole length. One that needs none leaves the
-    weights with the generating engine where it shares them with the trainer, and lets rollouts beside it stay awake."""
+    """The :data:`~hfsdk.core.roles.PARTS` of a trained role that the method needs for its whole length. A method that needs none
+    leaves the weights with the generating engine where it shares them with the trainer, and lets rollouts next to it stay
+    awake."""
     files: Literal["", "weights", "state"] = ""
-    """What is in the files that it writes or reads: the weights alone, or all of a trained role."""
+    """The content of the files that it writes or reads: the weights alone, or all of a trained role."""
     open_ended: bool = False
     """Whether the user's code decides how long it takes."""
     shadow: str = ""
-    """Of :data:`~hfsdk.core.placement.SHADOWS` the one that carries it out in place of its role, where it has one."""
+    """The one of :data:`~hfsdk.core.placement.SHADOWS` that carries the call out in place of its role, where the role has it."""
     listed: bool = True
     """Whether it is shown among the session's calls."""
 

@@ -13,7 +13,7 @@ class Event(TypedDict, total=False):
     """``"call_started"``, ``"call_progress"``, ``"call_done"``, ``"call_failed"`` or ``"call_cancelled"``; ``"role_loading"`` or
     ``"role_loaded"``; ``"notice"``, of no call or role."""
     text: str
-    """Of a notice."""
+    """The text of a notice."""
     call_id: int
     call: str
     """Role and method, e.g. ``"actor.generate"``."""
@@ -22,13 +22,13 @@ class Event(TypedDict, total=False):
     phase: str
     """``"generation"``, ``"preparation"`` or ``"learning"``."""
     step: int | None
-    """Of the session; ``None`` at a call's start, when it is not known yet."""
+    """The session's step; ``None`` at a call's start, when it is not known yet."""
     done: float | None
-    """Of ``total``, in ``unit``; ``None`` where nothing counts."""
+    """The part done of ``total``, in ``unit``; ``None`` where nothing counts."""
     total: float | None
     unit: str
     seconds: float | None
-    """That it took, once it has ended."""
+    """Duration of the call, once it has ended."""
     error: str | None
     """Why it failed or was cancelled."""
     role: str

@@ -1,4 +1,4 @@
-"""Chats as a model's own template writes them; a template is a program of whoever made the folder, and is bounded.
+"""Chats as a model's own template writes them; a template is a program that the folder's author wrote, and is bounded.
 
 transformers runs it in Jinja's sandbox, which has no files, no imports and no private attributes. It can still go on for hours
 (loops in loops) and write without end, so its steps and characters are counted, by Python's own tracing of the template's lines:
@@ -28,7 +28,7 @@ class _TooLongError(Exception):
 
 
 class _Counter:
-    """Counts what a template does; :meth:`call` is what ``sys.settrace`` takes."""
+    """A counter of a template's steps; ``sys.settrace`` takes its :meth:`call`."""
 
     def __init__(self) -> None:
         self._steps = self._written = 0
@@ -45,14 +45,14 @@ class _Counter:
         return self.step
 
 
-def apply_template(tokenizer: Any, chat: Chat, whose: str, *, ready: bool = True) -> str:
+def apply_template(tokenizer: Any, chat: Chat, folder: str, *, ready: bool = True) -> str:
     """Return a chat in the template of transformers' tokenizer.
 
     Args:
-        tokenizer: transformers' own.
+        tokenizer: a tokenizer of transformers.
         chat: the conversation.
-        whose: the model's folder, for messages.
-        ready: for the assistant's turn, with what asks for an answer behind it.
+        folder: the model's folder, for messages.
+        ready: whether the text ends with the header that asks the assistant for an answer.
 
     Raises:
         OptionError: the template does not take the chat, is no template, or does not come to an end.
@@ -65,10 +65,10 @@ def apply_template(tokenizer: Any, chat: Chat, whose: str, *, ready: bool = True
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **besides)
     except Exception as error:  # a template is a program, which may raise anything
         reason = shown_text(str(error)) or type(error).__name__
-        asked = shown(messages)
-        raise OptionError(f"the chat template of {whose} does not take {asked}: {reason}. Change the chat.") from error
+        chat_text = shown(messages)
+        raise OptionError(f"the chat template of {folder} does not take {chat_text}: {reason}. Change the chat.") from error
     finally:
         sys.settrace(before)
     if not isinstance(text, str):
-        raise OptionError(f"the chat template of {whose} gives {type(text).__name__} and no text. Use another model.")
+        raise OptionError(f"the chat template of {folder} gives {type(text).__name__} and no text. Use another model.")
     return text

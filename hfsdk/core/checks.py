@@ -2,7 +2,7 @@
 
 An annotation becomes once, at the first call, a rule (``hfsdk/core/rules.py``), which takes a value or refuses it. Numbers of numpy
 and torch (arrays without axes too) are taken wherever numbers are, and become plain Python here: nothing behind this line meets
-a numpy bool. What a type alone cannot say stands beside it, in the field's words::
+a numpy bool. What a type alone cannot say stands next to it in ``Annotated``::
 
     @checked
     def generate(prompts: Sequence[str], n: Annotated[int, Within(1, 4096)] = 1, seed: int | None = None) -> Batch: ...
@@ -51,7 +51,7 @@ Name = Annotated[str, Length(1, 200)]
 """The name of something: a role, a column, a branch."""
 
 Title = Annotated[str, Length(0, 10_000, encoded=False)]
-"""What is only shown."""
+"""A text that is only shown."""
 
 
 @overload
@@ -69,7 +69,7 @@ def checked(function: F | None = None, *, error: type[HfsdkError] = OptionError)
     ``contextmanager``. A call costs about a microsecond and a quarter of one per argument.
 
     Args:
-        function: what to check.
+        function: the function whose arguments are checked.
         error: the error to raise, where a more telling one than ``OptionError`` exists.
     """
     if function is None:
@@ -92,18 +92,18 @@ class NamedFields:
 
     _refusal: ClassVar[type[HfsdkError]] = OptionError
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Refuse fields that do not exist, and too many by their place.
 
         Raises:
             OptionError: says the nearest field, or what hfsdk calls that of another library.
         """
-        if args or not given.keys() <= _field_names(cast(Any, cls)):
+        if args or not kwargs.keys() <= _field_names(cast(Any, cls)):
             fields = [field for field in dataclasses.fields(cast(Any, cls)) if field.init]
             most, names = sum(not field.kw_only for field in fields), [field.name for field in fields]
             if len(args) > most:
                 raise cls._refusal(f"{cls.__name__} takes its options by name: {', '.join(f'{name}=...' for name in names)}")
-            for name in given:
+            for name in kwargs:
                 if name not in names:
                     raise cls._refusal(unknown_name(cls.__name__, name, names, ARGUMENTS, ELSEWHERE))
         return super().__new__(cls)
@@ -122,11 +122,11 @@ def check_fields(options: Any, error: type[HfsdkError] = OptionError) -> None:
     """
     for name, rule in _field_rules(cast(Any, type(options))).items():
         value = getattr(options, name)
-        taken = rule.take(value)
-        if taken is not value:
-            if type(taken) is Refusal:
-                raise error(_complaint(type(options).__name__, name, rule, value, taken))
-            object.__setattr__(options, name, taken)  # the dataclass may be frozen
+        checked_value = rule.take(value)
+        if checked_value is not value:
+            if type(checked_value) is Refusal:
+                raise error(_complaint(type(options).__name__, name, rule, value, checked_value))
+            object.__setattr__(options, name, checked_value)  # the dataclass may be frozen
 
 
 def with_checked(options: T, **values: Any) -> T:
@@ -134,23 +134,23 @@ def with_checked(options: T, **values: Any) -> T:
 
     ``dataclasses.replace`` checks every field anew, which a search that does so hundreds of times would notice.
     """
-    one: T = object.__new__(type(options))
+    copy: T = object.__new__(type(options))
     names = _field_names(cast(Any, type(options)))
-    vars(one).update({name: value for name, value in vars(options).items() if name in names}, **values)
-    return one
+    vars(copy).update({name: value for name, value in vars(options).items() if name in names}, **values)
+    return copy
 
 
-def check_options(what: str, **given: tuple[object, Any]) -> None:
+def check_options(what: str, **values: tuple[object, Any]) -> None:
     """Check ``name=(value, type)``, for values that are in no signature of their own.
 
     Raises:
         OptionError: names the first that is of another type, and what it should be.
     """
-    for name, (value, wanted) in given.items():
+    for name, (value, wanted) in values.items():
         rule = rule_of(wanted)
-        taken = rule.take(value)
-        if type(taken) is Refusal:
-            raise OptionError(_complaint(what, name, rule, value, taken))
+        checked_value = rule.take(value)
+        if type(checked_value) is Refusal:
+            raise OptionError(_complaint(what, name, rule, value, checked_value))
 
 
 class _Parameters:
@@ -184,14 +184,14 @@ class _Parameters:
             if self._rest is None:
                 raise self._error(self._too_many(args))
             rules = itertools.chain(rules, itertools.repeat(self._rest))
-        given: Sequence[Any] = args
+        checked_args: Sequence[Any] = args
         for i, (value, (name, rule)) in enumerate(zip(args, rules, strict=False)):
-            taken = rule.take(value)
-            if taken is not value:
-                if type(taken) is Refusal:
-                    raise self._error(_complaint(self._what(args), name, rule, value, taken))
-                given = [*given[:i], taken, *given[i + 1 :]]
-        return given
+            checked_value = rule.take(value)
+            if checked_value is not value:
+                if type(checked_value) is Refusal:
+                    raise self._error(_complaint(self._what(args), name, rule, value, checked_value))
+                checked_args = [*checked_args[:i], checked_value, *checked_args[i + 1 :]]
+        return checked_args
 
     def of_named(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> dict[str, Any]:
         """Return named arguments as they are taken; refuse unknown names."""
@@ -199,11 +199,11 @@ class _Parameters:
             rule = self._named.get(name, self._others)
             if name not in self._named and not self._any_name:
                 raise self._error(unknown_name(self._what(args), name, self._names(), ARGUMENTS, ELSEWHERE, "argument"))
-            taken = rule.take(value)
-            if taken is not value:
-                if type(taken) is Refusal:
-                    raise self._error(_complaint(self._what(args), name, rule, value, taken))
-                kwargs[name] = taken
+            checked_value = rule.take(value)
+            if checked_value is not value:
+                if type(checked_value) is Refusal:
+                    raise self._error(_complaint(self._what(args), name, rule, value, checked_value))
+                kwargs[name] = checked_value
         return kwargs
 
     def _names(self) -> list[str]:
@@ -213,9 +213,9 @@ class _Parameters:
         by_place = [name for name, _ in self._positional]
         names = [name for name in self._names() if name not in by_place]
         shift = len(by_place) - len([name for name in by_place if name in self._names()])
-        most, given = len(by_place) - shift, len(args) - shift
+        most, count = len(by_place) - shift, len(args) - shift
         by_name = f"; give the others by name: {', '.join(f'{name}=...' for name in names)}" if names else ""
-        return f"{self._what(args)} takes {most} argument{'s' * (most != 1)} by their place, and got {given}{by_name}"
+        return f"{self._what(args)} takes {most} argument{'s' * (most != 1)} by their place, and got {count}{by_name}"
 
     def _what(self, args: tuple[Any, ...]) -> str:
         """Name the function as a user calls it: by the class of its object, or by the facade that passed the call on."""
@@ -227,15 +227,15 @@ class _Parameters:
 
 
 def _complaint(what: str, name: str, rule: Rule, value: object, refused: Refusal) -> str:
-    found = f"{name}{refused.at}={shown(refused.value if refused.at else value)}"
-    return f"{what + ': ' if what else ''}{name} must be {refused.wanted or rule.one}; got {found}"
+    actual = f"{name}{refused.at}={shown(refused.value if refused.at else value)}"
+    return f"{what + ': ' if what else ''}{name} must be {refused.wanted or rule.one}; got {actual}"
 
 
 # -- reading annotations
 
 
 class _Late(type):
-    """Stands for a class that is imported for type checkers alone: its instances are known by their class's name."""
+    """A stand-in for a class that is imported for type checkers alone: its instances are known by their class's name."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return any(base.__name__ == cls.__name__ for base in type(value).__mro__)
@@ -261,12 +261,14 @@ class _Names(dict[str, Any]):
 
 def _hints(annotations: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
     """Return annotations, which are texts, as types."""
-    known, around = (
+    local_names, around = (
         _Names(names),
         {"__builtins__": {"__import__": __import__}},
     )  # Python 3.12 imports typing when NDArray[...] is made
     return {
-        name: eval(text, around, known) if isinstance(text, str) else text for name, text in annotations.items() if name != "return"
+        name: eval(text, around, local_names) if isinstance(text, str) else text
+        for name, text in annotations.items()
+        if name != "return"
     }
 
 

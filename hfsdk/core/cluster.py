@@ -1,4 +1,4 @@
-"""What a cluster is, as numbers: ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``. Pure and frozen; nothing here asks a device."""
+"""A cluster as numbers: ``DeviceSpec``, ``LinkSpec``, ``ClusterSpec``. Pure and frozen; nothing here asks a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinkSpec:
     """A connection between two devices, or of a node to the network."""
 
     name: Name
-    """For messages and pictures, e.g. ``"NVLink 3"``."""
+    """Name for messages and pictures, e.g. ``"NVLink 3"``."""
     bandwidth: Positive
     """Bytes per second, one direction; of a network link: of a whole node, shared by its devices."""
     latency_s: NonNegative
@@ -64,7 +64,7 @@ class DeviceSpec:
     """One accelerator (or, without one, one worker's share of this machine)."""
 
     name: Name
-    """For messages and pictures, e.g. ``"A100-80GB"``."""
+    """Name for messages and pictures, e.g. ``"A100-80GB"``."""
     peak_flops: Positive
     """Dense FLOP/s in bf16 (on CPU: in fp32)."""
     memory_bytes: Annotated[int, Within(1, 10**15)]
@@ -78,9 +78,9 @@ class DeviceSpec:
     launches: NonNegative = 1.0
     """Whether kernels are launched from a host (0: the device is the host)."""
     link: LinkSpec = NVLINK_3
-    """Between devices of this kind in one node."""
+    """The link between devices of this kind in one node."""
     network: LinkSpec = NETWORK_200G
-    """Of a node with such devices."""
+    """The network link of a node with such devices."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -128,6 +128,7 @@ def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
     """
     match = _GROUP.match(part)
     if not match:
+        # People join kinds of devices by commas or "and"; the message then says what hfsdk takes.
         joined = " Join kinds of devices by '+'." if re.search(r"[,;&]|\band\b", text) else ""
         raise OptionError(
             f"cluster {shown(text)} does not parse at {shown(part.strip())}; write nodes x devices and a device name, "
@@ -136,6 +137,7 @@ def _group(text: str, part: str) -> tuple[int, int, DeviceSpec]:
     if match[3] not in DEVICES:
         near = nearest(match[3][:100], DEVICES)
         raise OptionError(f"cluster {shown(text)} names the device {shown(match[3])}, which is not known; {near}")
+    # int() of a text of thousands of digits takes long or raises; twelve digits are more than any cluster.
     count, size = (int(number[:12]) for number in match.groups()[:2])
     if not count or not size:
         raise OptionError(
@@ -157,15 +159,15 @@ class ClusterSpec:
     """Nodes x devices with their links. ``ClusterSpec.parse("16x8 A100-80GB")``."""
 
     node_devices: tuple[tuple[DeviceSpec, ...], ...]
-    """For every node its devices."""
+    """The devices of every node."""
     intra_node: LinkSpec = NVLINK_3
-    """Between devices of a node."""
+    """The link between devices of a node."""
     inter_node: LinkSpec = NETWORK_200G
-    """Of a node to the others, shared by its devices."""
+    """The link from a node to the others, which its devices share."""
     price_per_device_hour: NonNegative = 0.0
-    """In any currency, for what a step costs; 0 where it is not known."""
+    """Price of a device-hour in any currency, for the cost of a step; 0 where it is not known."""
     node_cores: tuple[Annotated[int, Within(1, MOST_DEVICES)], ...] = ()
-    """For every node the processor cores that its CPU workers share, one thread each; empty where each has its own."""
+    """Processor cores of every node, which its CPU workers share, one thread each; empty where each worker has its own."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -212,9 +214,9 @@ class ClusterSpec:
 
         Where the cluster's links are those of its devices, nodes of one kind in a mixed cluster have their own.
         """
-        nodes = [self._known(node) for node in nodes]
+        nodes = [self._checked_node(node) for node in nodes]
         if not nodes:
-            raise OptionError("links are between nodes; nodes names none")
+            raise OptionError("the links between nodes need at least one node; nodes is empty")
         if (self.intra_node, self.inter_node) != _slowest_links(self.node_devices):
             return self.intra_node, self.inter_node
         return _slowest_links([self.node_devices[node] for node in nodes])
@@ -236,19 +238,19 @@ class ClusterSpec:
         Raises:
             OptionError: the cluster has no such device.
         """
-        asked = device
+        number = device
         for node, devices in enumerate(self.node_devices):
             if 0 <= device < len(devices):
                 return node
             device -= len(devices)
-        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {asked}")
+        raise OptionError(f"the cluster has {self.num_devices} devices; asked for number {number}")
 
     @checked
     def cores_of(self, node: int) -> int:
         """Return the cores that the workers of a node share; as many as workers where each has its own."""
-        return self.node_cores[self._known(node)] if self.node_cores else len(self.node_devices[self._known(node)])
+        return self.node_cores[self._checked_node(node)] if self.node_cores else len(self.node_devices[self._checked_node(node)])
 
-    def _known(self, node: int) -> int:
+    def _checked_node(self, node: int) -> int:
         if not 0 <= node < len(self.node_devices):
             raise OptionError(f"the cluster has the nodes 0 to {len(self.node_devices) - 1}; asked for node={node}")
         return node

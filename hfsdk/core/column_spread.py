@@ -13,31 +13,31 @@ from hfsdk.core.unscored import is_unscored
 TIMES = 10.0
 """Times what is usual from which on a number is bad."""
 LEAST = 1.0
-"""What is usual is at least this much: a loss in nats, a KL in nats, a ratio, a gradient's norm, a score."""
+"""The least that counts as usual: a loss in nats, a KL in nats, a ratio, a gradient's norm, a score."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one column."""
+    """How far the values of one column spread, and the first bad one."""
 
     largest: float
-    """By absolute value, of those that are finite."""
+    """The largest absolute value among the finite ones."""
     at: tuple[int, int | None]
     """The sample and token that have it; no token in a column with one number per sample."""
     next_largest: float
-    """Of the other samples."""
+    """The largest absolute value among the finite ones of the other samples."""
     bad: float | None
     """The first that is not finite."""
     bad_at: tuple[int, int | None]
-    """Where that is; no token either where all of the sample's are bad."""
+    """Sample and token of ``bad``; no token either where all values of the sample are bad."""
     value: float
     """The largest itself, with its sign."""
 
 
 def spreads(table: Table) -> dict[str, Spread]:
     """Return the spread of every column of floating-point numbers that has any."""
-    found = {name: _spread(column) for name, column in table.items()}
-    return {name: spread for name, spread in found.items() if spread is not None}
+    by_name = {name: _spread(column) for name, column in table.items()}
+    return {name: spread for name, spread in by_name.items() if spread is not None}
 
 
 def _spread(column: Any) -> Spread | None:
@@ -47,9 +47,11 @@ def _spread(column: Any) -> Spread | None:
     lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
     samples = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
+    # Unscored samples are a NaN of their own on purpose and must not be reported as bad.
     finite = np.isfinite(values) | is_unscored(values)
     sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     top = int(sizes.argmax())
+    # One sample with many large tokens would hide how far it lies from the rest, so its own tokens do not count as usual.
     others = sizes[samples != samples[top]]
 
     def place(index: int) -> tuple[int, int | None]:

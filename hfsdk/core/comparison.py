@@ -38,7 +38,7 @@ class ComparedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What ``trace.compare(other)`` returns; in a notebook it draws itself.
+    """The result of ``trace.compare(other)``; in a notebook it draws itself.
 
     ``this`` is the trace that was asked, ``other`` what it is held against. Errors are the other's: positive where it says more.
     """
@@ -57,8 +57,8 @@ class Comparison:
 
         100 is exact, 50 is off by a factor of two throughout. ``None`` where nothing can be compared.
         """
-        known = [(r.this_s, r.other_s) for r in self.rows if r.this_s is not None and r.other_s is not None]
-        pairs = [(a, b) for a, b in known if math.isfinite(a) and math.isfinite(b)]
+        timed = [(r.this_s, r.other_s) for r in self.rows if r.this_s is not None and r.other_s is not None]
+        pairs = [(a, b) for a, b in timed if math.isfinite(a) and math.isfinite(b)]
         if not pairs:
             return None
         return 100 * sum(min(a, b) / max(a, b) if max(a, b) else 1.0 for a, b in pairs) / len(pairs)
@@ -107,17 +107,17 @@ def against_guess(seconds: Mapping[str, float], guess: Mapping[str, float]) -> l
     if not guess:
         raise OptionError(f"the guess is empty; guess seconds of calls, e.g. {{{next(iter(seconds), 'actor.generate')!r}: 1.0}}")
     rows: list[ComparedCall] = []
-    taken: set[str] = set()
+    guessed: set[str] = set()
     for name, value in guess.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= MOST_SECONDS:
             raise OptionError(f"a guess is seconds, a number of at least 0; for {shown(name)} it is {shown(value)}")
         calls = [call for call in seconds if name in (call, call.rpartition(".")[2])]
         if not calls:
             raise OptionError(f"the guess names {shown(name)}, which did not run; there are {', '.join(seconds) or 'no calls'}")
-        twice = taken & set(calls)
+        twice = guessed & set(calls)
         if twice:
             raise OptionError(f"the guess counts {', '.join(sorted(twice))} twice, with {name!r} the second time; leave one out")
-        taken |= set(calls)
+        guessed |= set(calls)
         rows.append(ComparedCall(call=str(name), this_s=sum(seconds[call] for call in calls), other_s=float(value)))
     return rows
 

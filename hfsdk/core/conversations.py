@@ -38,7 +38,7 @@ class Chat(TypedDict):
     tools: NotRequired[list[Any]]
     """Descriptions of functions that the model may call (TRL's column ``tools``)."""
     options: NotRequired[dict[str, Any]]
-    """What the template is asked besides, e.g. ``enable_thinking`` (TRL's column ``chat_template_kwargs``)."""
+    """Options of the chat template, e.g. ``enable_thinking`` (TRL's column ``chat_template_kwargs``)."""
 
 
 TOOLS, OPTIONS = "tools", "chat_template_kwargs"
@@ -54,7 +54,7 @@ ASSISTANT = "assistant"
 
 
 def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Return whether a value is a list of messages, of whatever shape."""
+    """Return whether a value is a list of messages, of any shape."""
     listed = isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0  # an array: parquet as pandas reads it
     return listed and all(isinstance(turn, Mapping) for turn in value)
 
@@ -68,7 +68,7 @@ def read_messages(value: Sequence[Mapping[str, Any]], what: str) -> list[Message
     """Return a conversation's messages as templates read them.
 
     Args:
-        value: see the module's text.
+        value: messages in any shape of the module's table.
         what: names it in a refusal.
 
     Raises:
@@ -81,23 +81,23 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
     """Return a conversation with what else goes into the template.
 
     Args:
-        value: its messages.
+        value: the conversation's messages.
         what: names it in a refusal.
-        tools: of its row: a list of descriptions, or the same as JSON; ``None`` or empty for none.
-        options: of its row: names and values; ``None`` or empty for none.
+        tools: the row's tools: a list of descriptions, or the same as JSON; ``None`` or empty for none.
+        options: the row's template options: names and values; ``None`` or empty for none.
 
     Raises:
         OptionError: one of them is something else.
     """
     chat = Chat(messages=read_messages(value, what))
     if tools is not None and len(listed := _parsed(tools) if isinstance(tools, str) else without_nulls(_plain(tools))):
-        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
-            raise OptionError(f"{TOOLS} beside {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
+        if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+            raise OptionError(f"the {TOOLS} of {what} are {shown(tools)}; give a list of JSON schemas, or that as one JSON text")
         chat["tools"] = listed
     if options is not None and len(named := _plain(_parsed(options))):
         if not isinstance(named, dict) or named.keys() & {"conversation", "messages", "tokenize", "add_generation_prompt"}:
-            raise OptionError(f"{OPTIONS} beside {what} are {shown(options)}; give a dict of options of the chat template")
-        chat["options"] = {name: one for name, one in named.items() if one is not None}
+            raise OptionError(f"the {OPTIONS} of {what} are {shown(options)}; give a dict of options of the chat template")
+        chat["options"] = {name: item for name, item in named.items() if item is not None}
     return chat
 
 
@@ -105,8 +105,8 @@ def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
     """Check that a system message that stands in a column of its own is in the conversation.
 
     Args:
-        said: what the column has in this row; ``None`` without one.
-        messages: of the conversation; none of a text.
+        said: the column's value in this row; ``None`` without one.
+        messages: the conversation's messages; a text has none.
         what: names it in a refusal.
 
     Raises:
@@ -114,7 +114,7 @@ def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
     """
     if isinstance(said, str) and said.strip() and not any(message["role"] == SYSTEM for message in messages):
         raise OptionError(
-            f"{what} has the column {SYSTEM}, {shown(said)}, which goes into no prompt: it would be left out. Make it the first "
+            f"{what} has the column {SYSTEM}, {shown(said)}, which would be left out of the prompt. Make it the first "
             "message, {'role': 'system', 'content': ...}, or rename the column to pass it on"
         )
 
@@ -142,29 +142,30 @@ def check_answer(message: Message, what: str) -> None:
 
 
 def _message(turn: Mapping[str, Any], what: str) -> Message:
-    given = {str(key): _plain(value) for key, value in turn.items() if value is not None}
-    if "role" not in given and isinstance(given.get("from"), str):
-        given = {**given, "role": SHAREGPT.get(given["from"], given["from"]), "content": given.get("value")}
-        given = {key: value for key, value in given.items() if key not in ("from", "value")}
-    role, content = given.get("role"), given.get("content")
+    fields = {str(key): _plain(value) for key, value in turn.items() if value is not None}
+    if "role" not in fields and isinstance(fields.get("from"), str):
+        fields = {**fields, "role": SHAREGPT.get(fields["from"], fields["from"]), "content": fields.get("value")}
+        fields = {key: value for key, value in fields.items() if key not in ("from", "value")}
+    role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not role:
         raise OptionError(f"{what} is {shown(dict(turn))}, without a role; role and content are texts: 'role': 'user'")
-    if role == "function_call" or given.get("function_call"):
+    if role == "function_call" or fields.get("function_call"):
         raise OptionError(
             f"{what} has a function_call; give it as tool_calls of a message of 'assistant', answered by one of 'tool'"
         )
-    calls = given.pop("tool_calls", None)
+    # An empty list of calls is left out: a template that only tests for the key would write an empty call.
+    calls = fields.pop("tool_calls", None)
     if calls:
-        given["tool_calls"] = [_call(one, what) for one in _listed(calls, what)]
+        fields["tool_calls"] = [_call(tool_call, what) for tool_call in _listed(calls, what)]
     if isinstance(content, list):
         content = "".join(_part(part, f"part {k} of {what}") for k, part in enumerate(content))
     if content is not None and not isinstance(content, str):
         raise OptionError(
-            f"{what} has the content {shown(content)}; role and content are texts. Of a table or a dict make one: json.dumps(...)"
+            f"{what} has the content {shown(content)}; role and content are texts. Turn a table or a dict into one: json.dumps(...)"
         )
     if content is None and not calls:
-        raise OptionError(f"{what} is {shown(dict(turn))}, without a text; role and content are texts, but beside tool_calls")
-    return {"role": role, "content": content, **{key: value for key, value in given.items() if key not in ("role", "content")}}
+        raise OptionError(f"{what} is {shown(dict(turn))}, without a text; only a message with tool_calls may have none")
+    return {"role": role, "content": content, **{key: value for key, value in fields.items() if key not in ("role", "content")}}
 
 
 def _part(part: Any, what: str) -> str:
@@ -193,10 +194,10 @@ def _call(call: Any, what: str) -> dict[str, Any]:
     else:
         arguments = without_nulls(arguments)
     said = {"arguments": {} if arguments is None else arguments} if "arguments" in function else {}
-    function = {**{key: without_nulls(one) for key, one in function.items() if one is not None}, **said}
+    function = {**{key: without_nulls(item) for key, item in function.items() if item is not None}, **said}
     if "function" not in call:
         return function
-    return {**{key: without_nulls(one) for key, one in call.items() if one is not None}, "function": function}
+    return {**{key: without_nulls(item) for key, item in call.items() if item is not None}, "function": function}
 
 
 def _listed(value: Any, what: str) -> list[Any]:
@@ -208,22 +209,22 @@ def _listed(value: Any, what: str) -> list[Any]:
 def without_nulls(value: Any) -> Any:
     """Return lists and dicts without entries that are ``None``: a column of a table has the fields of all rows in each.
 
-    What a JSON text says is not passed through here, so that a null in it stays. Of a schema that allows null, ``default`` and
-    ``const`` stay, as pydantic writes them; lists stay as they are (``enum``).
+    A JSON text is not passed through here, so that a null in it stays. In a schema that allows null, ``default`` and ``const``
+    stay, as pydantic writes them; lists stay as they are (``enum``).
     """
     if isinstance(value, list):
-        return [without_nulls(one) for one in value]
+        return [without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = ("default", "const") if _allows_null(value) else ()
-    return {key: without_nulls(one) for key, one in value.items() if one is not None or key in kept}
+    always = ("default", "const") if _allows_null(value) else ()
+    return {key: without_nulls(item) for key, item in value.items() if item is not None or key in always}
 
 
 def _allows_null(schema: dict[str, Any]) -> bool:
     """Return whether a JSON schema has null among what it allows."""
     kinds = schema.get("type")
-    choices = [one for name in ("anyOf", "oneOf") for one in schema.get(name) or [] if isinstance(one, dict)]
-    return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(one.get("type") == "null" for one in choices)
+    choices = [part for name in ("anyOf", "oneOf") for part in schema.get(name) or [] if isinstance(part, dict)]
+    return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(part.get("type") == "null" for part in choices)
 
 
 def _parsed(value: Any) -> Any:
@@ -241,7 +242,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     return value

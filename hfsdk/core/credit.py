@@ -14,12 +14,12 @@ def estimate(rewards: Any, values: Any, next_values: Any, gamma: float, lam: flo
     ``delta_t = r_t + gamma * V_{t+1} - V_t`` and ``A_t = delta_t + gamma * lam * A_{t+1}``, with A = 0 behind the last entry.
 
     Args:
-        rewards: shape [..., L].
+        rewards: rewards per token, shape [..., L].
         values: value of the state before each token, shape [..., L].
-        next_values: of the state after it, 0 behind the last token, shape [..., L].
+        next_values: values of the state after it, 0 behind the last token, shape [..., L].
         gamma: discount per token.
-        lam: lambda.
-        advantages: where they are written, shape [..., L].
+        lam: GAE's lambda.
+        advantages: the array that they are written to, shape [..., L].
     """
     deltas = rewards + gamma * next_values - values
     running: Any = 0.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 MOST_RANKS = 64
-"""Above this many ranks the view brings together the ranks that read the same rows, and above as many of those the nodes."""
+"""Number of ranks above which the view brings together ranks that read the same rows, and, where even those are more, nodes."""
 
 
 @documented
@@ -41,9 +41,9 @@ class Dataflow:
     calls: tuple[Call, ...]
     """The nodes, in order of submission."""
     edges: tuple[Edge, ...] = ()
-    """Which columns go from which call to which."""
+    """The columns that go from one call to another."""
     inputs: tuple[Call, ...] = ()
-    """Where columns come from that these calls did not write: the user's data, calls of earlier steps."""
+    """The sources of columns that these calls did not write: the user's data, calls of earlier steps."""
     runs: Mapping[int, CallRun] = field(default_factory=dict, repr=False)
     """Id of a call -> how it ran."""
     nodes: tuple[int, ...] = (0,)
@@ -51,27 +51,27 @@ class Dataflow:
     controller_bytes: int | None = None
     """Column bytes that passed through the controller in this session so far."""
     title: str = "dataflow"
-    """Shown above the picture."""
+    """The title above the picture."""
 
     @classmethod
     def of(
         cls, flows: tuple[CallFlow, ...], step: int, *, nodes: tuple[int, ...] = (0,), controller_bytes: int | None = None
     ) -> Dataflow:
         """Return the dataflow of a step; calls of other steps among ``flows`` are its inputs."""
-        known = {flow.call.id: flow for flow in flows}
-        mine = [flow for flow in flows if flow.call.step == step and flow.call.method != PUT.name]
-        edges = [edge for flow in mine for edge in _edges(flow, known)]
-        used = {edge.source for edge in edges} - {flow.call.id for flow in mine}
+        by_id = {flow.call.id: flow for flow in flows}
+        of_step = [flow for flow in flows if flow.call.step == step and flow.call.method != PUT.name]
+        edges = [edge for flow in of_step for edge in _edges(flow, by_id)]
+        used = {edge.source for edge in edges} - {flow.call.id for flow in of_step}
         return cls(
-            tuple(flow.call for flow in mine), tuple(edges), tuple(known[number].call for number in sorted(used)),
-            {number: flow.run for number, flow in known.items()}, nodes, controller_bytes, f"dataflow of step {step}",
+            tuple(flow.call for flow in of_step), tuple(edges), tuple(by_id[number].call for number in sorted(used)),
+            {number: flow.run for number, flow in by_id.items()}, nodes, controller_bytes, f"dataflow of step {step}",
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
 
     @cached_property
-    def _known(self) -> dict[int, Call]:
+    def _by_id(self) -> dict[int, Call]:
         return {call.id: call for call in (*self.inputs, *self.calls)}
 
     @checked
@@ -104,12 +104,12 @@ class Dataflow:
         """
         if edge.transfer is None:
             return None
-        held = [self.node_of(edge.source, holder.rank) for holder in edge.transfer.holders]
+        holder_nodes = [self.node_of(edge.source, holder.rank) for holder in edge.transfer.holders]
         total = 0
         for share in edge.transfer.shares:
             for rank in share.ranks:
                 here = self.node_of(edge.target, rank)
-                total += sum(piece.num_bytes for piece in share.pieces if held[piece.holder] != here)
+                total += sum(piece.num_bytes for piece in share.pieces if holder_nodes[piece.holder] != here)
         return total
 
     # ---- tables
@@ -121,13 +121,13 @@ class Dataflow:
         rows = []
         for call in self.calls:
             run = self.runs.get(call.id, CallRun())
-            mine = [edge for edge in self.edges if edge.target == call.id]
+            incoming = [edge for edge in self.edges if edge.target == call.id]
             rows.append({
                 "call": call.id, "role": call.role, "method": call.method, "phase": call.phase, "step": call.step,
                 "state": run.state, "start_ns": run.start_ns if run.start_ns or run.predicted else None,
                 "seconds": run.duration_s, "predicted": run.predicted,
                 "rows": call.num_rows, "reads": ", ".join(call.reads), "writes": ", ".join(call.writes),
-                "bytes_in": _total([e.num_bytes for e in mine]), "bytes_read": _total([e.bytes_read for e in mine]),
+                "bytes_in": _total([e.num_bytes for e in incoming]), "bytes_read": _total([e.bytes_read for e in incoming]),
                 "bytes_written": sum(run.column_bytes.values()) if run.state == "done" else None,
                 "protocol": call.protocol, "pool": run.pool, "devices": len(run.devices), "line": call.line,
                 "function": call.function,
@@ -140,10 +140,10 @@ class Dataflow:
 
         rows = [
             {
-                "source": edge.source, "target": edge.target, "from": str(self._known[edge.source]),
-                "to": str(self._known[edge.target]), "kind": edge.kind, "columns": ", ".join(edge.columns),
+                "source": edge.source, "target": edge.target, "from": str(self._by_id[edge.source]),
+                "to": str(self._by_id[edge.target]), "kind": edge.kind, "columns": ", ".join(edge.columns),
                 "num_bytes": edge.num_bytes, "bytes_read": edge.bytes_read, "network_bytes": self.network_bytes(edge),
-                "from_protocol": self._known[edge.source].protocol, "to_protocol": self._known[edge.target].protocol,
+                "from_protocol": self._by_id[edge.source].protocol, "to_protocol": self._by_id[edge.target].protocol,
             }
             for edge in self.edges
         ]  # fmt: skip
@@ -167,6 +167,7 @@ class Dataflow:
             for rank in share.ranks:
                 for piece in share.pieces:
                     assert edge.transfer is not None
+                    # A reader without a rank (a process on the user's node) cannot be compared with a number, so it sorts as -1.
                     order.append((piece.holder, -1 if rank is None else rank))
                     holder = edge.transfer.holders[piece.holder].rank
                     rows.append({
@@ -218,8 +219,8 @@ class Dataflow:
         """Return one line per call: its number, what it reads and writes, and from whom."""
         lines = []
         for call in self.calls:
-            mine = [edge for edge in self.edges if edge.target == call.id]
-            sources = ", ".join(f"{'+'.join(e.columns)} <- #{e.source}{_bytes(e.num_bytes)}" for e in mine)
+            incoming = [edge for edge in self.edges if edge.target == call.id]
+            sources = ", ".join(f"{'+'.join(e.columns)} <- #{e.source}{_bytes(e.num_bytes)}" for e in incoming)
             lines.append(f"#{call.id} {call} [{call.phase}] writes {', '.join(call.writes) or '-'}  ({sources or 'no input'})")
         return printable("\n".join(lines))
 
@@ -237,6 +238,7 @@ class _Matrix:
 
     def view(self) -> dict[str, Any]:
         """Return ``by``, ``writers``, ``readers`` and ``cells`` [writer, reader, rows, bytes, bytes across nodes, which]."""
+        # Thousands of ranks can be neither drawn nor read: those that read the same are put together, then whole nodes.
         moved, ranks = self._moved, sum(len(share.ranks) for share in self._moved.shares)
         by_node = max(len(moved.shares), len(moved.holders)) > MOST_RANKS
         by = "node" if by_node else "rank" if ranks <= MOST_RANKS else "group"
@@ -267,6 +269,7 @@ class _Matrix:
                 for node in nodes:
                     self._add(piece.holder, number, piece, node != self._holders[piece.holder], piece.which)
                 self._cells[piece.holder, number][0] += piece.rows
+            # Every rank of a group reads the pieces for itself, so bytes count once per rank, rows once.
             total = len(ranks) * sum(p.num_bytes for p in share.pieces)
             at = _at(flow, edge.target, ranks[0]) if len(ranks) == 1 else ""
             readers.append(_entry(_who(ranks), len(ranks), sorted(set(nodes)), sum(p.rows for p in share.pieces), total, at))
@@ -304,17 +307,17 @@ def _entry(label: str, count: int, nodes: list[int], rows: int, num_bytes: int, 
     return {"label": label, "count": count, "nodes": nodes, "rows": rows, "num_bytes": num_bytes, "at": at}
 
 
-def _edges(flow: CallFlow, known: Mapping[int, CallFlow]) -> list[Edge]:
+def _edges(flow: CallFlow, by_id: Mapping[int, CallFlow]) -> list[Edge]:
     """Return what a call reads: as planned when it ran, or by name only while it waits."""
     call, planned = flow.call, {(t.source, t.kind): t for t in flow.reads}
     edges = []
     for source in call.inputs:
         columns = tuple(name for name, writer in zip(call.reads, call.read_from, strict=True) if writer == source)
         moved = planned.get((source, "columns"))
-        if source in known:
+        if source in by_id:
             edges.append(Edge(source, call.id, columns, sum(moved.column_bytes) if moved else None, "columns", moved))
     for moved in flow.reads:
-        if moved.kind == "weights" and moved.source in known:
+        if moved.kind == "weights" and moved.source in by_id:
             edges.append(Edge(moved.source, call.id, moved.columns, sum(moved.column_bytes), "weights", moved))
     return edges
 
@@ -344,18 +347,15 @@ def _who(ranks: list[int | None]) -> str:
 
 
 def _total(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    counted = [value for value in values if value is not None]
+    return sum(counted) if len(counted) == len(values) else None
 
 
 def _bytes(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f", {num_bytes} bytes"
 
 
-# A call of the dataflow and what flows into it.
-#
-# ``Call`` is what was asked, ``CallRun`` how it ran, ``Transfer`` who reads what from whom, ``Edge`` what goes from one call to
-# another.
+# -- calls, how they ran, and the columns that flow between them
 
 PHASES = ("generation", "preparation", "learning")
 """HybridFlow's three stages of an RLHF iteration (section 2.1)."""
@@ -369,15 +369,15 @@ class Call:
     id: int
     """Number of the call in its session."""
     role: str
-    """Whose method it is."""
+    """The role whose method it is."""
     method: str
-    """Its name, e.g. ``"generate"``."""
+    """The method's name, e.g. ``"generate"``."""
     phase: str = ""
     """``"generation"``, ``"preparation"`` or ``"learning"``."""
     reads: tuple[str, ...] = ()
     """Columns that it reads."""
     read_from: tuple[int, ...] = ()
-    """For each of ``reads`` the id of the call that wrote it, perhaps under another name (``batch.alias``)."""
+    """Id of the call that wrote each of ``reads``, perhaps under another name (``batch.alias``)."""
     writes: tuple[str, ...] = ()
     """Columns that it writes."""
     inputs: tuple[int, ...] = ()
@@ -389,7 +389,7 @@ class Call:
     step: int = 0
     """The step that it belongs to."""
     line: str = ""
-    """Where the user started it, e.g. ``"cell 4, line 2"``."""
+    """The user's line that started it, e.g. ``"cell 4, line 2"``."""
     function: str = ""
     """Name and version of the user's function it runs, e.g. ``"positive@3f2a91c0"``."""
 
@@ -431,7 +431,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class ObjectRead:
-    """What a rank reads of one object."""
+    """The part of one object that a rank reads."""
 
     holder: int
     """Number of the object among the transfer's ``holders``."""
@@ -451,13 +451,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one call reads of another."""
+    """The columns, or weights, that one call reads of another."""
 
     source: int
     """Id of the call that wrote it."""
     columns: tuple[str, ...]
     column_bytes: tuple[int, ...]
-    """Of every column, each row once, however many ranks read it."""
+    """Bytes of every column, each row once, however many ranks read it."""
     holders: tuple[Holder, ...]
     shares: tuple[Share, ...]
     kind: str = "columns"
@@ -481,7 +481,7 @@ class Edge:
     target: int
     columns: tuple[str, ...]
     num_bytes: int | None = None
-    """Each row once; ``None`` until the call has been planned."""
+    """Bytes, each row once; ``None`` until the call has been planned."""
     kind: str = "columns"
     """``"columns"``, or ``"weights"`` (from a trained role to its shadow)."""
     transfer: Transfer | None = field(default=None, repr=False)

@@ -26,7 +26,7 @@ so that ``except ValueError`` keeps working, and each pickles, because errors cr
         |-- CallCancelledError
         `-- DependencyError                 an input of this call failed; carries that failure as its cause
 
-Beside them stands one warning, ``InvariantWarning``.
+There is one warning as well, ``InvariantWarning``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hfsdk.core.text import printable
 
 
 class HfsdkError(Exception):
-    """Base class of every error hfsdk raises; as text it gives a terminal no orders, whatever names and samples it quotes."""
+    """Base class of every error hfsdk raises; as text it gives a terminal no orders, even where it quotes names and samples."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -56,7 +56,7 @@ class PlacementError(HfsdkError, ValueError):
 
 
 class DeviceMemoryError(HfsdkError, MemoryError):
-    """Refused before loading: the declared roles would not fit into a device's memory."""
+    """The declared roles would not fit into a device's memory, and are refused before they load."""
 
 
 class ModelNotFoundError(HfsdkError, LookupError):
@@ -68,7 +68,7 @@ class UnsupportedModelError(HfsdkError, ValueError):
 
 
 class ColumnError(HfsdkError, LookupError):
-    """Missing, extra or misaligned columns of a batch."""
+    """A batch lacks columns, or has some too many, or rows that do not match."""
 
 
 class OptionError(HfsdkError, ValueError):
@@ -106,7 +106,7 @@ class CallError(HfsdkError, RuntimeError):
         role: the role whose call failed, e.g. ``"actor"``.
         method: the method, e.g. ``"generate"``.
         rank: the worker's rank in the role, or ``None`` when it is not one rank's failure.
-        line: where the user started the call, e.g. ``"cell 4, line 2"``.
+        line: the line that started the call, e.g. ``"cell 4, line 2"``.
         details: the worker's traceback or its last spans, as text.
     """
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MOST_BYTES = 16_000_000
-"""Of a baseline."""
+"""Largest baseline file that is read."""
 MEASURED = ("score", "kl", "length", "seconds", "tokens")
-"""What is known of every step: mean score, mean KL per sequence (nats), mean response length (tokens), seconds, tokens made."""
+"""Numbers of every step: mean score, mean KL per sequence (nats), mean response length (tokens), seconds, tokens made."""
 
 LAST_SHARE = 4
 """The last one in so many steps makes the final score."""
@@ -49,7 +49,7 @@ class Judgement:
 
     algorithm: str
     score: float
-    """Its final score, mean over the seeds."""
+    """The algorithm's final score, mean over the seeds."""
     spread: float
     """Standard deviation over the seeds; 0 for one."""
     baseline: float | None = None
@@ -68,18 +68,18 @@ class Judgement:
 @documented
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """What ``session.compare`` returns: one row per algorithm, seed and step, a picture, and a verdict."""
+    """The result of ``session.compare``: one row per algorithm, seed and step, a picture, and a verdict."""
 
     rows: tuple[Row, ...]
     """One per algorithm, seed and step."""
     algorithms: Mapping[str, str]
     """Name -> the algorithm with all its options, as text."""
     seeds: tuple[int, ...]
-    """Of the runs."""
+    """Seeds of the runs."""
     steps: int
-    """Of each run."""
+    """Steps of each run."""
     baseline: Mapping[str, Any] | None = field(default=None, repr=False)
-    """What :meth:`save_baseline` wrote earlier."""
+    """The content of the file that :meth:`save_baseline` wrote earlier."""
     branches: Mapping[tuple[str, int], str] = field(default_factory=dict, repr=False)
     """(algorithm, seed) -> its branch in ``session.history``."""
     unfinished: tuple[tuple[str, int], ...] = ()
@@ -104,14 +104,14 @@ class Experiment:
         by_seed = {}
         for seed in self.seeds:
             scores = [row["score"] for row in self.rows if (row["algorithm"], row["seed"]) == (algorithm, seed)]
-            known = [score for score in scores[-max(1, math.ceil(len(scores) / LAST_SHARE)) :] if score is not None]
-            if known:
-                by_seed[seed] = sum(known) / len(known)
+            finite = [score for score in scores[-max(1, math.ceil(len(scores) / LAST_SHARE)) :] if score is not None]
+            if finite:
+                by_seed[seed] = sum(finite) / len(finite)
         return by_seed
 
     @property
     def verdict(self) -> tuple[Judgement, ...]:
-        """One judgement per algorithm; see the module's text for how."""
+        """One judgement per algorithm: pass unless its score is below the baseline's by more than twice the standard error."""
         judged = []
         for name in self.algorithms:
             scores = list(self.final_scores(name).values())
@@ -148,7 +148,7 @@ class Experiment:
             name: {"options": options, "final_scores": {str(seed): score for seed, score in self.final_scores(name).items()}}
             for name, options in self.algorithms.items()
         }
-        if not all(known["final_scores"] for known in algorithms.values()):
+        if not all(entry["final_scores"] for entry in algorithms.values()):
             raise OptionError("there are no scores to be a baseline: a simulated session has shapes and times only")
         content = {"format": FORMAT, "steps": self.steps, "seeds": list(self.seeds), "algorithms": algorithms}
         return export(path, json.dumps(content, indent=1) + "\n", "the baseline")
@@ -157,10 +157,10 @@ class Experiment:
         """Return plain data for display: for each algorithm mean, least and most over the seeds of every step."""
         curves: dict[str, dict[str, list[Row]]] = {}
         for name in self.algorithms:
-            mine = [row for row in self.rows if row["algorithm"] == name]
-            steps = sorted({row["step"] for row in mine})
+            own_rows = [row for row in self.rows if row["algorithm"] == name]
+            steps = sorted({row["step"] for row in own_rows})
             curves[name] = {
-                key: [{"step": i, **_range([r[key] for r in mine if r["step"] == step])} for i, step in enumerate(steps)]
+                key: [{"step": i, **_range([r[key] for r in own_rows if r["step"] == step])} for i, step in enumerate(steps)]
                 for key in MEASURED
             }
         runs = {name: len({row["seed"] for row in self.rows if row["algorithm"] == name}) for name in self.algorithms}
@@ -200,13 +200,15 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
     try:
         if not os.path.exists(path):
             raise FileNotFoundError(path)
-        known: dict[str, Any] = parse_json(read_named(path, MOST_BYTES, error=OptionError))
-        judged = known["format"] == FORMAT and {name: entry["options"] for name, entry in known["algorithms"].items()}
-        then, finals = int(known["steps"]), [entry["final_scores"].values() for entry in known["algorithms"].values()]
+        baseline: dict[str, Any] = parse_json(read_named(path, MOST_BYTES, error=OptionError))
+        judged = baseline["format"] == FORMAT and {name: entry["options"] for name, entry in baseline["algorithms"].items()}
+        then, finals = int(baseline["steps"]), [entry["final_scores"].values() for entry in baseline["algorithms"].values()]
+        # All that is read later is read inside this block, so that a damaged file is refused here and not halfway through a
+        # comparison.
         if not all(isinstance(score, int | float) for scores in finals for score in scores) or not all(finals):
             raise ValueError("final_scores are numbers, at least one per algorithm")
     except FileNotFoundError:
-        there = sorted(one.name for one in Path(path).parent.glob("*.json"))[:10]
+        there = sorted(file.name for file in Path(path).parent.glob("*.json"))[:10]
         others = f"the folder has {', '.join(there)}" if there else "its folder has no .json file"
         raise OptionError(
             f"there is no baseline {path} yet; {others}. This call with save_baseline=True writes it, and later ones are judged"
@@ -216,13 +218,13 @@ def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(f"{path} is no baseline ({shown(error)}); compare(..., save_baseline=True) writes one") from None
     if not judged:
-        raise OptionError(f"{path} has format {known['format']}; this version of hfsdk reads format {FORMAT}. Write it again.")
+        raise OptionError(f"{path} has format {baseline['format']}; this version of hfsdk reads format {FORMAT}. Write it again.")
     if then != steps:
-        raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Take as many, or write another one.")
+        raise OptionError(f"the baseline {path} was made with steps={then}; got steps={steps}. Use steps={then}, or write another.")
     for name, options in algorithms.items():
         if not _same(judged.get(name, options), options):
-            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give it a name of its own.")
-    return known
+            raise OptionError(f"the baseline {path} has {name} as {judged[name]}; got {options}. Give these options another name.")
+    return baseline
 
 
 OFF = ("None", "0", "0.0", "False")
@@ -238,8 +240,8 @@ def _same(before: str, now: str) -> bool:
 
 def _options(text: str) -> dict[str, str]:
     """Return the options of a ``repr`` with their values."""
-    given = text.removesuffix(")").partition("(")[2]
-    return {option: value for option, _, value in (part.partition("=") for part in given.split(", "))}
+    arguments = text.removesuffix(")").partition("(")[2]
+    return {option: value for option, _, value in (part.partition("=") for part in arguments.split(", "))}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -254,7 +256,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _range(values: Sequence[float | None]) -> dict[str, float | None]:
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return {"mean": None, "low": None, "high": None}
-    return {"mean": _mean(known), "low": min(known), "high": max(known)}
+    return {"mean": _mean(numbers), "low": min(numbers), "high": max(numbers)}

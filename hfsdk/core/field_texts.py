@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MOST_CHARACTERS = 60
-"""Of a default's ``repr``: a longer one stands in the signature alone."""
+"""Longest ``repr`` of a default that a line shows; a longer one stands in the signature alone."""
 
 
 def documented(kind: type[T]) -> type[T]:
@@ -39,10 +39,10 @@ def options_text(kind: Any) -> str:
 
 def option_lines(kind: Any) -> str:
     """Return a line for each option of a class, the nearest class's first word on it; its bases may be dataclasses already."""
-    found = (base.__dict__.items() for base in reversed(kind.__mro__))
+    namespaces = (base.__dict__.items() for base in reversed(kind.__mro__))
     defaults = {
         name: value.default if isinstance(value, Field) else value
-        for items in found for name, value in items if not isinstance(value, (property, classmethod))
+        for items in namespaces for name, value in items if not isinstance(value, (property, classmethod))
     }  # fmt: skip
     return field_lines(kind, defaults)
 
@@ -52,14 +52,14 @@ def field_lines(kind: Any, defaults: Mapping[str, Any], names: Iterable[str] = (
 
     Args:
         kind: the class.
-        defaults: by name; a field that has none must be given.
+        defaults: defaults by name; a field that has none must be given.
         names: the fields to show, in their order; by default all that have a docstring.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        found |= _field_texts(base.__module__).get(base.__name__, {})
-    shown = [name for name in names if name in found] or found
-    return "".join(f"\n        {name}: {found[name]}{_default(defaults.get(name, MISSING))}" for name in shown)
+        texts |= _field_texts(base.__module__).get(base.__name__, {})
+    shown = [name for name in names if name in texts] or texts
+    return "".join(f"\n        {name}: {texts[name]}{_default(defaults.get(name, MISSING))}" for name in shown)
 
 
 def _default(value: Any) -> str:

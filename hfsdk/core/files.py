@@ -1,4 +1,4 @@
-"""Files that a user asked for: written beside and renamed, never through a link; and checksums of files.
+"""Files that a user asked for: written next to their place and renamed, never through a link; and checksums of files.
 
 ::
 
@@ -29,16 +29,16 @@ from hfsdk.core.untrusted import has_file, open_file, read_file
 from hfsdk.core.user_line import warn_user
 
 SAVE = "save.json"
-"""What a save says of itself, in its folder: see ``hfsdk.state.checkpoint_index``."""
+"""The file in which a save describes itself, in its folder: see ``hfsdk.state.checkpoint_index``."""
 
 INDEX = "session.json"
-"""What a folder of saves says of them."""
+"""The file in which a folder of saves lists them."""
 
 FORMAT, WITHOUT_CHECKSUMS = 3, 2
-"""Of saves: as they are written, and the older one that can be read too."""
+"""Formats of saves: the one that is written, and the older one that can be read too."""
 
 BLOCK_BYTES = 1 << 22
-"""Read at a time for a checksum."""
+"""Bytes that are read at a time for a checksum."""
 
 MOST_BYTES = 1 << 30
 """Largest index that is written and read; a history of 100,000 steps has about 150 MB."""
@@ -49,7 +49,7 @@ FULL_BYTES = 1 << 20
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 MOST_THREADS = 8
-"""That read files at the same time."""
+"""Most threads that read files at the same time."""
 
 _written: dict[str, tuple[int, int]] = {}
 """Files that this process wrote for the user -> (inode, time of change), to be quiet where a cell is run again."""
@@ -60,7 +60,7 @@ _written: dict[str, tuple[int, int]] = {}
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Give a new, empty file beside ``path`` to write to; on leaving it takes that place, after a failure it is removed.
+    """Give a new, empty file next to ``path`` to write to; on leaving it takes that place, after a failure it is removed.
 
     Raises:
         OSError: it cannot be written; what was there before stays.
@@ -79,7 +79,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: AnyPath, content: str | bytes) -> None:
-    """Write a whole file beside its place and rename it; an object of a store is put there as it is.
+    """Write a whole file next to its place and rename it; an object of a store is put there as it is.
 
     Raises:
         OSError: it cannot be written; what was there before stays.
@@ -96,10 +96,10 @@ def export(path: str | Path, content: str | bytes, what: str, notice: Callable[[
     """Write a file that the user asked for; say when that replaces one that this process did not write.
 
     Args:
-        path: where; a text or a path.
+        path: the file's path, a text or a ``Path``.
         content: all of it; text becomes UTF-8.
         what: for messages, e.g. ``"the report"``.
-        notice: takes what is to be said; by default a warning.
+        notice: takes the notice's text; by default a warning.
 
     Returns:
         The path, as it was given.
@@ -145,27 +145,29 @@ def _state_of(path: AnyPath) -> tuple[int, int] | None:
         if isinstance(path, StorePath):
             content = path.read_bytes()
             return len(content), zlib.crc32(content)
-        found = path.lstat()
+        stat = path.lstat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return stat.st_ino, stat.st_mtime_ns
 
 
 def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
     """Say why files in a folder could not be written, and what to do; torch's own words for a full disk name neither."""
     if isinstance(folder, StorePath):
         return str(error).rstrip(".")
-    told = error
-    while isinstance(told, BaseException) and not isinstance(told, OSError) and (told.__cause__ or told.__context__):
-        told = told.__cause__ or told.__context__ or told
-    number, text = getattr(told, "errno", None), getattr(told, "strerror", None) or str(error)
+    # torch wraps the OSError that knows the errno, so the cause is looked for inside.
+    cause = error
+    while isinstance(cause, BaseException) and not isinstance(cause, OSError) and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    number, text = getattr(cause, "errno", None), getattr(cause, "strerror", None) or str(error)
     if "inline_container" in text or "PytorchStreamWriter" in text:
         text = "a file could not be written to its end"
     try:
         free: int | None = shutil.disk_usage(existing_parent(folder)).free
     except OSError:
         free = None
-    full = number in NO_ROOM or any(os.strerror(one) in text for one in NO_ROOM)
+    full = number in NO_ROOM or any(os.strerror(code) in text for code in NO_ROOM)
+    # torch's writer reports a full disk without its errno; next to no room left tells the same.
     if not full and free is not None and free < FULL_BYTES:
         full, text = True, f"{os.strerror(errno.ENOSPC)}: {text}"
     if full:
@@ -176,7 +178,7 @@ def why_unwritten(folder: AnyPath, error: BaseException | str) -> str:
 
 def existing_parent(path: Path) -> Path:
     """Return a path, or of one that does not exist the innermost folder around it that does."""
-    return next((one for one in (path, *path.parents) if one.exists()), path)
+    return next((folder for folder in (path, *path.parents) if folder.exists()), path)
 
 
 def as_path(path: Any, what: str) -> Path:
@@ -197,7 +199,7 @@ def as_path(path: Any, what: str) -> Path:
 
 @dataclass(frozen=True)
 class FileSum:
-    """What must be the same of a file that is read again."""
+    """Size and checksum of a file, which must be the same when it is read again."""
 
     num_bytes: int
     crc32: int | None
@@ -264,9 +266,9 @@ def check_files(folder: AnyPath, files: Mapping[str, FileSum], parts: Collection
     """Compare files with what was noted when they were written: all sizes first, then every byte, several files at a time.
 
     Args:
-        folder: where they are.
-        files: by path in it.
-        parts: those to read; by default all. Sizes are compared of all.
+        folder: the folder that has them.
+        files: each file's sum, by path in the folder.
+        parts: the files to read; by default all. Sizes of all are compared.
 
     Raises:
         CheckpointError: names the first that is missing or different.
@@ -308,8 +310,8 @@ def _check_size(folder: AnyPath, name: str, noted: FileSum, sizes: Mapping[str, 
     if not there:
         raise CheckpointError(f"the checkpoint is incomplete: {path} is missing; take another copy")
     if size != noted.num_bytes:
-        found = f"{size} bytes, {noted.num_bytes} were saved"
-        raise CheckpointError(f"the checkpoint is damaged: {path} has {found}; take another copy")
+        counts = f"{size} bytes, {noted.num_bytes} were saved"
+        raise CheckpointError(f"the checkpoint is damaged: {path} has {counts}; take another copy")
 
 
 def _difference(folder: AnyPath, name: str, noted: FileSum) -> str:

@@ -23,25 +23,25 @@ KINDS: Mapping[str, str] = {
     "gradient": "a gradient, of a finite loss",
     "update": "an update as a whole: no sample of it stands out",
 }
-"""What the first bad number is."""
+"""The kinds of a first bad number, and what each is."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBad:
-    """Made by ``run.first_bad()``; in a notebook it draws itself. ``code`` is a cell that gets the same number again."""
+    """The result of ``run.first_bad()``; in a notebook it draws itself. ``code`` is a cell that gets the same number again."""
 
     kind: str
     """One of `KINDS`: ``"reward"``, ``"generation"``, ``"log_probs"``, ``"values"``, ``"advantage"``, ``"column"``, ``"weight"``,
     ``"loss"``, ``"gradient"``, ``"update"``."""
     symptom: str
-    """By which it was noticed: a number of a step, or that the step failed."""
+    """The sign by which it was noticed: a number of a step, or that the step failed."""
     step: int
     """The step in which it arose."""
     call: str
     """The call that made it, or the first that met it, e.g. ``"reward.compute_scores"``; ``""`` where none makes it."""
     role: str
-    """Whose call or weight that is."""
+    """The role whose call or weight that is."""
     column: str = ""
     """The column that has it; of a loss ``"token_loss"`` or ``"token_loss_gradient"``."""
     value: float | None = None
@@ -49,9 +49,9 @@ class FirstBad:
     usual: float | None = None
     """How large such numbers were at most, where it is finite; ``None``: it is not."""
     epoch: int | None = None
-    """Of an update."""
+    """Epoch of an update."""
     mini_batch: int | None = None
-    """Of an update, in its epoch: the optimizer step that met it first."""
+    """Mini-batch of an update, in its epoch: the optimizer step that met it first."""
     sample: int | None = None
     """Row of the step's batch."""
     token: int | None = None
@@ -59,7 +59,7 @@ class FirstBad:
     parameter: str = ""
     """The weight, or whose gradient it is, as ``rank.module.named_parameters()`` calls it."""
     ranks: tuple[int, ...] = ()
-    """Of the role: those that have it."""
+    """The ranks of the role that have it."""
     layer: str = ""
     """The module whose output first is not finite, or leaves the range it had before the step."""
     verdict: str = ""
@@ -71,9 +71,9 @@ class FirstBad:
     snapshot: str = ""
     """The one that was gone back to."""
     left: str = ""
-    """Where the session is now."""
+    """The place in the run where the session is now."""
     seconds: float = 0.0
-    """That it took."""
+    """Duration of the search."""
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """The tokens around: see ``around``."""
 

@@ -1,4 +1,4 @@
-"""Which roles begin with the same frozen weights, a *base*, and so hold them once on a device; for planner and simulation.
+"""Roles that begin with the same frozen weights, a *base*, and so hold them once on a device; for planner and simulation.
 
 A base is frozen where nothing trains it: of a role with adapters (LoRA), of a reference, of a reward model. Roles on a device share
 one that begins with the same folder, in the same dtype, where their ranks there have the same shard of it, as the engine has it
@@ -31,7 +31,7 @@ class HeldBase:
 def base_of(role: RoleSpec) -> Hashable | None:
     """Return what a role's frozen weights are known by, whatever its layout; ``None`` where it has none.
 
-    A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that somebody
+    A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that a user
     trained: it shares with nobody.
     """
     if role.model is None or role.train is None or "weights" in role.offloads:
@@ -56,10 +56,10 @@ def base_key(role: RoleSpec) -> Hashable | None:
     return None if base is None or role.train is None else (base, role.train.of_weights, base_shape(role.train, role.rollout))
 
 
-def held_by_others(held: Mapping[str, HeldBase]) -> dict[str, str]:
-    """Return, of each role on a device whose base another holds, the name of that one: of those that hold most the first."""
+def held_by_others(bases: Mapping[str, HeldBase]) -> dict[str, str]:
+    """Return role -> the role that holds its base, for roles on a device whose base another holds: the one that holds most."""
     holders: dict[Hashable, str] = {}
-    there = {name: base for name, base in held.items() if base.key is not None and base.num_bytes}
+    there = {name: base for name, base in bases.items() if base.key is not None and base.num_bytes}
     for name, base in there.items():
         before = holders.get(base.key)
         if before is None or base.num_bytes > there[before].num_bytes:

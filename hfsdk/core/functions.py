@@ -149,20 +149,22 @@ def _cells(function: Any) -> list[tuple[str, str]]:
     texts: dict[str, str] = {}
     stack, seen = [function], set[int]()
     while stack:
-        one = stack.pop()
-        while isinstance(one, functools.partial):
-            one = one.func
-        code = _code(one)
+        target = stack.pop()
+        # A partial has no code of its own: what matters is the function in it.
+        while isinstance(target, functools.partial):
+            target = target.func
+        code = _code(target)
         if code is None or id(code) in seen:
             continue
         seen.add(id(code))
         text = "".join(linecache.getlines(code.co_filename))
+        # IPython registers a cell's source under a name that is no file; functions in files are found by their modules.
         if text and not os.path.exists(code.co_filename):
             texts[code.co_filename] = text
-        inner = inspect.unwrap(one)
-        inner = inner if hasattr(inner, "__globals__") else type(one).__call__
-        known = getattr(inner, "__globals__", {})
-        used = [known.get(name) for name in _names(code)] + [cell.cell_contents for cell in _filled(inner)]
+        inner = inspect.unwrap(target)
+        inner = inner if hasattr(inner, "__globals__") else type(target).__call__
+        global_names = getattr(inner, "__globals__", {})
+        used = [global_names.get(name) for name in _names(code)] + [cell.cell_contents for cell in _filled(inner)]
         stack += [value for value in used if inspect.isfunction(value) and not value.__module__.startswith("hfsdk")]
     return sorted(texts.items())
 

@@ -38,7 +38,7 @@ CAUSES = {
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What one rank of the generating engine says besides log-probabilities when it scores tokens that are there."""
+    """The answer of one rank of the generating engine, besides log-probabilities, when it scores tokens that are there."""
 
     there: bool
     """Whether it had the weights that were asked for; without them nothing was scored."""
@@ -64,7 +64,7 @@ class HiddenStates:
     hidden: Mapping[str, Array]
     """Place (``"embedding"``, ``"layer 0"``, ..., ``"norm"``) -> hidden state, float32, shape [hidden size]; what a rank has."""
     log_probs: Array | None = None
-    """Of the sequence's response tokens."""
+    """Log-probabilities of the sequence's response tokens."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class GapCause:
     cause: str
     """A key of :data:`CAUSES`."""
     changed: str
-    """What was changed, in words; empty: nothing, as no gap was left to explain."""
+    """The change that was made, in words; empty: none, as no gap was left to explain."""
     nats: float = 0.0
     """Mean over tokens of the part of the gap that it makes, absolute."""
     share: float = 0.0
@@ -82,7 +82,7 @@ class GapCause:
     named: bool = False
     """Whether it is a cause."""
     detail: str = ""
-    """What exactly: the two temperatures, the tensor, the layer."""
+    """The exact change: the two temperatures, the tensor, the layer."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Gap:
     """One sentence."""
     experiments: tuple[GapCause, ...]
     layers: tuple[LayerGap, ...]
-    """Outermost first; empty where the engines agree."""
+    """The layers from the outermost on; empty where the engines agree."""
     lengths: Array
     """Response tokens of each row; shape [rows]."""
     trainer: Array
@@ -119,7 +119,7 @@ class Gap:
     worst: tuple[int, int]
     """(Row, response token) with the largest gap."""
     worst_text: str = ""
-    """That token and what stands before it."""
+    """The worst token, and the text before it."""
     seconds: float = 0.0
 
     @property
@@ -160,7 +160,7 @@ class Gap:
             places = np.concatenate([np.arange(n) for n in self.lengths]) if len(self.lengths) else rows
             columns = {"sample": rows, "position": places, "trainer": self.trainer, "recorded": self.recorded, "gap": self.gap}
             return pd.DataFrame({**columns, **self.parts})
-        raise OptionError(f"to_pandas({shown(what)}): there are 'causes', 'tokens' and 'layers'")
+        raise OptionError(f"to_pandas takes 'causes', 'tokens' or 'layers'; got {shown(what)}")
 
     def view(self) -> dict[str, Any]:
         """Return what a picture shows, as plain data."""
@@ -183,8 +183,8 @@ class Gap:
 
 def size(gap: Array) -> tuple[float, float]:
     """Return mean and maximum of the absolute gap of the tokens that have one; a log-probability of -inf counts as -20."""
-    found = np.abs(np.clip(gap[~np.isnan(gap)], -20.0, 20.0))
-    return (float(found.mean()), float(found.max())) if len(found) else (0.0, 0.0)
+    finite = np.abs(np.clip(gap[~np.isnan(gap)], -20.0, 20.0))
+    return (float(finite.mean()), float(finite.max())) if len(finite) else (0.0, 0.0)
 
 
 def is_rounding(gap: Array, dtype: str) -> bool:
@@ -201,10 +201,10 @@ def layer_gaps(insides: Sequence[HiddenStates], places: Sequence[str]) -> tuple[
     oracle = seen.get("fp32", {})
 
     def far(engine: str, place: str) -> float:
-        mine, theirs = seen.get(engine, {}).get(place), oracle.get(place)
-        if mine is None or theirs is None:
+        own, theirs = seen.get(engine, {}).get(place), oracle.get(place)
+        if own is None or theirs is None:
             return float("nan")
-        return float(np.linalg.norm(mine - theirs) / max(float(np.linalg.norm(theirs)), 1e-30))
+        return float(np.linalg.norm(own - theirs) / max(float(np.linalg.norm(theirs)), 1e-30))
 
     return tuple(LayerGap(place, far("trainer", place), far("rollout", place), far("bf16", place)) for place in places)
 

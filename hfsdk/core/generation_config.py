@@ -1,4 +1,4 @@
-"""What a ``generation_config.json`` says, key by key: how a model's author would have its texts drawn.
+"""The keys of a ``generation_config.json``, one by one: how a model's author would have its texts drawn.
 
 A rollout draws as ``generate`` is told by its arguments, and ends a response where the file says so (:mod:`turn_ends`). Penalties,
 beams and constraints are not there: what is learned from has to be of the distribution that it was drawn from. Many published

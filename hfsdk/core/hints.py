@@ -1,4 +1,4 @@
-"""What people type after an object's dot that is not there: `AttributeHints` says what does it here.
+"""Hints for attributes that people type and that are not there: `AttributeHints` says what does the same here.
 
 The names are those of TRL, transformers, verl, torch and pandas.
 """
@@ -105,7 +105,7 @@ class AttributeHints:
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
             if hasattr(kind, name):  # a property of it raised AttributeError: that is told
                 return object.__getattribute__(self, name)
-            said = self._instead(name) or nearest(name, [one for one in dir(self) if not one.startswith("_")])
+            said = self._instead(name) or nearest(name, [attribute for attribute in dir(self) if not attribute.startswith("_")])
             raise AttributeError(f"{kind.__name__} has no {name!r}; {said}")
 
     def _instead(self, name: str) -> str:
@@ -113,11 +113,7 @@ class AttributeHints:
         return next((said for names, said in self._elsewhere.items() if name in names.split()), "")
 
 
-# What Tab offers after an object's dot: `PublicNames` leaves out what nobody types, `CompletableProperty` are
-# attributes that Tab may look into.
-#
-# A property may do anything, so that IPython computes none for Tab, and ``session.models.`` would offer nothing. What stands below
-# ``@Computed`` waits for nothing.
+# -- completion: the names that Tab offers after an object's dot
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -127,14 +123,17 @@ class PublicNames:
     """Base of classes some of whose public names are for the rest of hfsdk alone."""
 
     _inner: ClassVar[tuple[str, ...]] = ()
-    """These names."""
+    """The public names that completion leaves out."""
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in type(self)._inner]
 
 
 class CompletableProperty(Generic[S, T]):
-    """A read-only attribute of a class, like a property."""
+    """A read-only attribute of a class, like a property, that Tab may look into: it waits for nothing.
+
+    A property may do anything, so IPython computes none for Tab, and ``session.models.`` would offer nothing.
+    """
 
     def __init__(self, function: Callable[[S], T]) -> None:
         self.fget = function

@@ -8,7 +8,7 @@ Rank order is Megatron's default ``tp-dp-pp``: tp varies fastest, then dp, then 
         dp_rank    0  0  1  1  0  0  1  1
         pp_rank    0  0  0  0  1  1  1  1
 
-For planning and simulation there are two more. Of a mixture of experts ``ep`` neighbouring data-parallel ranks may share the
+For planning and simulation there are two more. In a mixture of experts ``ep`` neighbouring data-parallel ranks may share the
 experts of a layer: of *E* each has *E / ep*; all else of the model, and the samples, are spread as without it. ``cp`` ranks,
 between tp and dp, may share each sequence: all have the same weights and samples, each computes its part of the tokens.
 """
@@ -30,14 +30,14 @@ from hfsdk.core.spec import ModelSpec
 _AXIS = re.compile(r"^(tp|pp|dp|ep|cp)([0-9]{1,9})$")
 
 Size = Annotated[int, Within(1, MOST_DEVICES)]
-"""Of an axis, or of a whole layout."""
+"""The size of an axis, or of a whole layout."""
 
 Rank = Annotated[int, Within(0, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where a rank stands in a layout."""
+    """The place of a rank in a layout."""
 
     tp: int
     pp: int
@@ -65,7 +65,7 @@ class Layout(NamedFields):
     ep: Size = 1
     """Expert parallel size: neighbouring replicas that share a layer's experts; divides dp and the experts (mixtures only)."""
     cp: Size = 1
-    """Context parallel size: ranks that share each sequence, beside those of tp (docs/perf-model.md)."""
+    """Context parallel size: ranks that share each sequence, in addition to those of tp (docs/perf-model.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self, LayoutError)
@@ -210,6 +210,7 @@ class Mesh:
         at = self.layout.coordinates(rank)
         if not self._permuted:
             return at
+        # Neighbouring quarters go to the ranks of one rollout shard (the drawing above).
         ratio = self.layout.tp // self.rollout_tp
         return replace(at, tp=at.tp % self.rollout_tp * ratio + at.tp // self.rollout_tp)
 
@@ -220,18 +221,18 @@ class Mesh:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Of every rank the number of its data-parallel replica."""
+        """Return the number of every rank's data-parallel replica."""
         return _replicas(self.layout)  # which the permutation of the tp axis leaves as they are
 
     @checked(error=LayoutError)
     def groups(self, axis: Annotated[str, OneOf("tp", "pp", "dp")]) -> list[list[int]]:
         """Return the rank groups along ``axis`` ("tp", "pp" or "dp"), each in the order of that axis; "dp" is of all copies."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        by_place: dict[tuple[int, ...], list[int]] = {}
         others = [other for other in ("tp", "pp", "dp", "cp") if other != axis and (axis, other) != ("dp", "cp")]
         for rank in self.ranks:
             at = self.coordinates(rank)
-            found.setdefault(tuple(getattr(at, other) for other in others), []).append(rank)
-        return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in found.values()]
+            by_place.setdefault(tuple(getattr(at, other) for other in others), []).append(rank)
+        return [sorted(group, key=lambda r: getattr(self.coordinates(r), axis)) for group in by_place.values()]
 
 
 @lru_cache(maxsize=256)

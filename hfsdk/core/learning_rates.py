@@ -21,7 +21,7 @@ class SuggestedRate:
     lr: float
     """Peak learning rate."""
     source: str
-    """Who trains so, or what measured it."""
+    """The library or paper that trains so, or the benchmark that measured it."""
 
 
 HERE = "benchmarks/recipe.py, benchmarks/learning_rates.py"
@@ -58,16 +58,16 @@ RATES: Mapping[str, tuple[SuggestedRate, ...]] = {
         SuggestedRate(inf, 3e-6, f"reward model of 8B: {TULU}; of Pythia 1B to 6.9B (arXiv 2403.17031)"),
     ),
 }  # fmt: skip
-"""What is learned -> rows, the smallest models first."""
+"""Rows for each kind of learning, the smallest models first."""
 
 WORDS: Mapping[str, str] = {
     "policy": "a policy gradient (PPO, GRPO, ...)", "values": "a value function", "preferences": "DPO",
     "demonstrations": "supervised fine-tuning", "scores": "a reward or cost model",
 }  # fmt: skip
-"""What is learned, as it is said."""
+"""The kinds of learning, in words."""
 
 LEARNS: Mapping[str, str] = {"actor": "policy", "critic": "values", "reward": "scores", "cost": "scores"}
-"""What a kind of role learns by a loss that does not say it (``loss.learns``)."""
+"""The kind of learning of each kind of role, for a loss that does not say it (``loss.learns``)."""
 
 OF_ADAPTERS = 10
 """How many times a model's own rate its adapters take ("LoRA Without Regret", Schulman et al., Thinking Machines, 2025: 10, for
@@ -82,7 +82,7 @@ def suggested_rate(num_parameters: int, learns: str) -> SuggestedRate:
     """Return the row for a model of this size.
 
     Args:
-        num_parameters: of the model, embeddings included.
+        num_parameters: the model's number of parameters, embeddings included.
         learns: a key of `RATES`.
     """
     return next(row for row in RATES[learns] if num_parameters <= row.most_parameters)

@@ -1,6 +1,6 @@
 """Low-rank adapters: what is asked (``LoRA``), and the tensors that a model's adapters have (``AdapterSpec``).
 
-Beside a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
+Next to a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
 
     y = W x + scale B A x        A [rank, in], drawn        B [out, rank], zero at first: nothing changes before the first step
 """
@@ -27,19 +27,19 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 """Ends of the names of an adapter's two tensors, as peft writes them."""
 
 PEFT = "base_model.model."
-"""What peft puts before the name of an adapter's tensor."""
+"""The prefix that peft puts before the name of an adapter's tensor."""
 
 BESIDE, SLOTS = 1, 2
 """The rollout's slot for the adapters of a snapshot, the role's own being in slot 0; and how many it has."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The file beside them that says what they are."""
+"""The file next to the adapters that describes them."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM 0.32 takes as the largest rank of an adapter."""
+"""The values that vLLM 0.32 takes as the largest rank of an adapter."""
 
 ALL_LINEAR = "all-linear"
-"""What peft takes for every linear layer but the head."""
+"""The text that peft takes for every linear layer but the head."""
 
 WITHOUT_EFFECT = (
     "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "task_type", "inference_mode", "lora_dropout",
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = (
     "lora_dtype", "lorap_lr_ratio", "hfsdk_score",
 )  # fmt: skip
 """Fields of peft's description that change nothing of what trained adapters compute: who made them, how they were begun and trained
-(without dropout here), options of fields that are refused; and which layers they stand beside, which the tensors say. ms-swift adds
+(without dropout here), options of fields that are refused; and which layers have adapters, which the tensors say. ms-swift adds
 ``lora_dtype`` and ``lorap_lr_ratio``."""
 
 NEUTRAL: dict[str, Any] = {
@@ -60,7 +60,7 @@ NEUTRAL: dict[str, Any] = {
 """Fields that change it -> their value where adapters are those of the paper."""
 
 BASE_AS_IT_WAS = (True, False, "gaussian", "orthogonal", "eva", "mica")
-"""Ways in which A and B were begun beside weights that stayed; others (PiSSA, OLoRA, LoftQ) have changed the weights too."""
+"""Ways in which A and B were initialised where the weights stayed; others (PiSSA, OLoRA, LoftQ) have changed the weights too."""
 
 NOT_KEPT = ("auto_mapping", "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern")
 """Fields that are not written again: a name of code that peft would import, and what ``target_modules`` says as it is written."""
@@ -69,18 +69,18 @@ READ = ("r", "lora_alpha", "target_modules", "use_rslora", "modules_to_save", "i
 """Fields that are read."""
 
 SCALAR_HEADS = ("score", "classifier")
-"""What peft's ``modules_to_save`` names of a model with a scalar head; peft names both, whichever there is."""
+"""The names that peft's ``modules_to_save`` has of a scalar head; peft names both, whichever there is."""
 
 MERGE = (
     "Merge them into the model with peft, peft_model.merge_and_unload().save_pretrained(folder), and give that folder as the model."
 )
-"""What to do with adapters that hfsdk does not run."""
+"""The advice for adapters that hfsdk does not run."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class LoRA(NamedFields):
-    """Adapters of low rank beside a frozen model: ``session.actor("smollm2-135m-instruct", lora=hf.LoRA(rank=16))``.
+    """Low-rank adapters of a frozen model: ``session.actor("smollm2-135m-instruct", lora=hf.LoRA(rank=16))``.
 
     Only they are trained, moved to the rollout, kept in snapshots and saved (Hu et al., arXiv 2106.09685). A critic's and a
     reward model's scalar head is trained with them.
@@ -89,13 +89,13 @@ class LoRA(NamedFields):
     rank: Annotated[int, Within(1, 512)] = 16
     """Rows of A and columns of B."""
     alpha: Positive = 32.0
-    """What the adapter's output is multiplied with, times 1 / rank."""
+    """Factor of the adapter's output, times 1 / rank."""
     targets: str | tuple[str, ...] = "linear"
-    """Which layers have one: ``"linear"``, all of attention and MLP, or some by name, e.g. ``("q_proj", "v_proj")``."""
+    """The layers that have an adapter: ``"linear"``, all of attention and MLP, or some by name, e.g. ``("q_proj", "v_proj")``."""
     rank_stabilised: bool = False
     """Whether ``alpha`` is divided by the root of the rank instead (rsLoRA, Kalajdzievski, arXiv 2312.03732)."""
     seed: Index = 0
-    """Of the drawn A."""
+    """Seed of the drawn A."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -132,8 +132,8 @@ class LoRA(NamedFields):
             stabilised, rank, alpha = flag_of(config, str(path), "use_rslora"), config.get("r"), config.get("lora_alpha")
             if alpha == 0:
                 raise OptionError(
-                    "lora_alpha=0 multiplies adapters by 0, in peft too; verl has written it whatever it trained with. Write "
-                    "the training's alpha there"
+                    "lora_alpha=0 multiplies adapters by 0, in peft too; verl has written it for every alpha. Write the "
+                    "training's alpha there"
                 )
             return cls(rank=rank, alpha=alpha, targets="linear" if every else targets, rank_stabilised=stabilised)  # type: ignore[arg-type]
         except (OptionError, UnsupportedModelError) as error:
@@ -146,23 +146,23 @@ class LoRA(NamedFields):
         """Return what peft's ``adapter_config.json`` says of them.
 
         Args:
-            spec: the model that they stand beside.
-            base: its folder.
+            spec: the model that they adapt.
+            base: the base model's folder.
             scalar: whether a scalar head is saved with them.
-            before: what it said of those that training began with, which goes on saying what training has not changed.
+            before: the description of the adapters that training began with; entries that training has not changed stay.
         """
         modules = dict.fromkeys(name.rsplit(".", 2)[-2] for name in linear_weights(spec))
-        kept = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
-        said = {"task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base, "lora_dropout": 0.0, **kept}
+        same = {key: value for key, value in (before or {}).items() if key not in NOT_KEPT}
+        config = {"task_type": "SEQ_CLS" if scalar else "CAUSAL_LM", "base_model_name_or_path": base, "lora_dropout": 0.0, **same}
         return {
-            **said, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
+            **config, "peft_type": "LORA", "r": self.rank, "lora_alpha": self.alpha, "bias": "none", "inference_mode": True,
             "use_rslora": self.rank_stabilised, "target_modules": [name for name in modules if self.takes(name)],
             "modules_to_save": ["score"] if scalar else None,
         }  # fmt: skip
 
     @property
     def scale(self) -> float:
-        """What B A x is multiplied with."""
+        """The factor of B A x."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
 
     def __str__(self) -> str:
@@ -197,18 +197,20 @@ def _check_fields_of(config: Mapping[str, Any], path: Path) -> None:
     Raises:
         ModelNotFoundError: names the fields.
     """
+    # peft writes every field it has, most of them at their empty values: only what says something can matter.
     said = {key: value for key, value in config.items() if value not in (None, False, "", [], {})}
     odd = [key for key, plain in NEUTRAL.items() if said.get(key, plain) != plain]
     odd += [key for key in said if key not in (*READ, *NEUTRAL, *WITHOUT_EFFECT)]
+    # How adapters were initialised matters only where that changed the base as well (PiSSA, LoftQ): they do not fit the base then.
     begun = config.get("init_lora_weights", True)
     if begun is not None and not any(begun is way or (isinstance(begun, str) and begun.lower() == way) for way in BASE_AS_IT_WAS):
         odd.append("init_lora_weights")
-    asked = [f"{key}={shown(config[key])}" for key in odd]
+    unsupported = [f"{key}={shown(config[key])}" for key in odd]
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or any(name not in SCALAR_HEADS for name in saved):
-        asked.append(f"modules_to_save={shown(saved)} (whole weights that were trained beside the adapters)")
-    if asked:
-        raise ModelNotFoundError(f"{path} asks for {', '.join(asked)}, which hfsdk's adapters do not have. {MERGE}")
+        unsupported.append(f"modules_to_save={shown(saved)} (whole weights that were trained beside the adapters)")
+    if unsupported:
+        raise ModelNotFoundError(f"{path} asks for {', '.join(unsupported)}, which hfsdk's adapters do not have. {MERGE}")
 
 
 def _targets_of(folder: str | Path, config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -249,7 +251,7 @@ def padded_rank(rank: int) -> int:
 
 
 def linear_weights(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Return the weights of a model's linear layers, which adapters can stand beside: shape [out, in] by name."""
+    """Return the weights of a model's linear layers, which can have adapters: shape [out, in] by name."""
     names = ModelSpec.tensors(spec).items()
     return {name: (shape[0], shape[1]) for name, shape in names if name.endswith("_proj.weight")}
 
@@ -262,12 +264,12 @@ class AdapterSpec(ModelSpec):
 
     @classmethod
     def of(cls, spec: ModelSpec, lora: LoRA) -> AdapterSpec:
-        """Return the adapters that ``lora`` asks for beside ``spec``."""
+        """Return the adapters that ``lora`` asks for on ``spec``."""
         return cls(**{field.name: getattr(spec, field.name) for field in fields(ModelSpec)}, lora=lora)
 
     @property
     def base(self) -> ModelSpec:
-        """The model that they stand beside."""
+        """The model that they adapt."""
         return ModelSpec(**{field.name: getattr(self, field.name) for field in fields(ModelSpec)})
 
     def __str__(self) -> str:

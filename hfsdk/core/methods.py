@@ -7,7 +7,7 @@ rank, workers and the simulated runtime carry it out, the planner lays it out, p
     actor.compute_log_probs   preparation  reads prompt, response     writes old_log_probs   THREE_D    a pass over whole sequences
     actor.update              learning     reads every column                                THREE_D    a loss; changes the weights
 
-A column that a call writes is declared beside it. The user's own primitives are of the same type (``hfsdk.models.Primitive``).
+A column that a call writes is declared with it. The user's own primitives are of the same type (``hfsdk.models.Primitive``).
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ RESCORE = Method(
     listed=False,
     result="`Scored` by rank",
 )
-"""With the trainer's weights as they are now, moved anew."""
+"""Score with the trainer's weights as they are now, moved anew."""
 RESCORE_AS_IS = replace(RESCORE, name="rescore_as_is", work="look")
-"""With the weights that the generating engine has."""
+"""Score with the weights that the generating engine has."""
 LAYERS = Method(
     name="layers",
     work="look",
@@ -412,7 +412,7 @@ METHODS: dict[str, Method] = {
 SHADOWED: dict[str, Method] = {
     method.shadow: method for method in METHODS.values() if method.shadow and method.phase != "inspection"
 }
-"""Of :data:`~hfsdk.core.placement.SHADOWS` each -> the method of a step that it carries out in place of its role."""
+"""The method of a step that each of :data:`~hfsdk.core.placement.SHADOWS` carries out in place of its role."""
 
 
 def method_of(name: str) -> Method:
@@ -421,10 +421,10 @@ def method_of(name: str) -> Method:
     Raises:
         OptionError: there is none of this name.
     """
-    found = METHODS.get(name)
-    if found is None:
+    method = METHODS.get(name)
+    if method is None:
         raise OptionError(f"there is no call {name!r}; {nearest(name, METHODS)}")
-    return found
+    return method
 
 
 def onloads(method: str, role: RoleSpec) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which rows run together: micro-batches of a pass and mini-batches of an update, planned once and sent to every rank.
+"""Micro-batches of a pass and mini-batches of an update: which rows run together, planned once and sent to every rank.
 
 Pure numpy, so that the controller, the simulation and the trainer use the same plan. Rows of a micro-batch are packed one behind
 the other, so it costs as many tokens as they have; micro-batches are as few as fit, and about equally large::
@@ -85,9 +85,11 @@ def plan_pass(total_lengths: TokenCounts, dp: int, max_tokens: int, rows: Sequen
 @lru_cache(maxsize=16)
 def _plan_pass(lengths_bytes: bytes, chosen_bytes: bytes, dp: int, max_tokens: int) -> PassPlan:
     """See :func:`plan_pass`; the models of a step pass over the same rows one after the other."""
+    # Arrays cannot be keys of a cache, their bytes can.
     lengths, chosen = (np.frombuffer(data, dtype=np.int64) for data in (lengths_bytes, chosen_bytes))
     shares = [chosen[share] for share in balanced_split(lengths[chosen], dp)]
     cut = [_cut(share[np.lexsort((share, -lengths[share]))], lengths, max_tokens) for share in shares]
+    # Ranks agree at every micro-batch, so a rank with fewer of them passes empty ones at the end.
     count = max(len(micro_batches) for micro_batches in cut)
     return PassPlan(tuple(tuple(m + [()] * (count - len(m))) for m in cut))
 
@@ -145,6 +147,7 @@ def plan_update(
         )
     plans = []
     for epoch in range(epochs):
+        # The order hangs on seed and epoch alone: dp=1 and dp=8 take the same steps, which the parity laws compare.
         order = np.random.default_rng([seed, epoch]).permutation(len(total)) if shuffle else np.arange(len(total))
         for index, part in enumerate(np.array_split(order, mini_batches)):
             rows = tuple(part.tolist())
@@ -159,6 +162,7 @@ def _plan_some(
 ) -> tuple[MiniBatchPlan, ...]:  # fmt: skip
     """Plan a batch of some rows alone, and put their numbers in; of sets of rows only those that are whole."""
     sets, counts = np.unique(rows // together, return_counts=True)
+    # A set that has lost a row has nothing to be compared with.
     whole = sets[counts == together]
     chosen = (whole[:, None] * together + np.arange(together)).ravel()
     total, response = (np.asarray(lengths, dtype=np.int64)[chosen] for lengths in (total_lengths, response_lengths))
@@ -194,7 +198,7 @@ def _plan_sets(
     plans = plan_update(total, response, dp, epochs, mini_batches, max_tokens, seed, shuffle)
 
     def rows(sets: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(one * together + k for one in sets for k in range(together))
+        return tuple(unit * together + k for unit in sets for k in range(together))
 
     return tuple(
         replace(

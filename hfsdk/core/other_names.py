@@ -109,32 +109,32 @@ ELSEWHERE = {
     ),
     "cuda gpu device device_map": "devices are the session's: hf.Session(devices=2)",
 }  # fmt: skip
-"""What is no argument here -> where it is."""
+"""Names that are no argument here -> where to find the same."""
 
 
 def unknown_name(
-    what: str, name: str, known: Collection[str], others: Mapping[str, str], elsewhere: Mapping[str, str], kind: str = "option"
+    what: str, name: str, existing: Collection[str], others: Mapping[str, str], elsewhere: Mapping[str, str], kind: str = "option"
 ) -> str:
     """Return what to say of an option or argument that does not exist.
 
     Args:
         what: the algorithm, loss or function, as the user calls it.
-        name: what was given.
-        known: those that exist.
+        name: the name that the user wrote.
+        existing: the names that exist.
         others: hfsdk's name -> its names elsewhere, divided by spaces.
         elsewhere: names divided by spaces -> where in hfsdk that is.
-        kind: what it is called in the message.
+        kind: the noun for it in the message.
     """
-    asked = name.lower()
-    ours = [one for one, names in others.items() if asked in names.split()]
-    here = [one for one in ours if one in known]
-    where = next((said for names, said in elsewhere.items() if asked in names.split()), "")
+    lowered = name.lower()
+    ours = [option for option, names in others.items() if lowered in names.split()]
+    here = [option for option in ours if option in existing]
+    where = next((said for names, said in elsewhere.items() if lowered in names.split()), "")
     if here:
         said = f"hfsdk calls it {here[0]}: {what}({here[0]}=...)"
     elif where:
         said = where
     elif ours and kind == "option":
-        said = f"hfsdk calls it {ours[0]}, which is no option of {what}; here are {', '.join(known)}"
+        said = f"hfsdk calls it {ours[0]}, which is no option of {what}; here are {', '.join(existing)}"
     else:
-        said = nearest(name, known)
+        said = nearest(name, existing)
     return f"{what} has no {kind} {shown(name)}; {said}"

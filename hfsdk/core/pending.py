@@ -1,4 +1,4 @@
-"""What a call returns before it is done: ``Pending`` and its kinds ``Value`` and ``Metrics``; ``Client`` is who they ask.
+"""``Pending``, the result of a call before it is done, and its kinds ``Value`` and ``Metrics``; they ask a ``Client``.
 
 A pending thing can be waited for (``wait``, ``await``), polled (``done``, ``state``) and cancelled. Looking at its content waits.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hfsdk.core.functions import Shipped
 
 Timeout = Annotated[float, Within(0, 10**9)]
-"""Seconds that somebody waits."""
+"""Seconds for which a caller waits."""
 
 POLL_S = 0.02
 """How often an awaiting coroutine asks."""
 
 
 class Lease:
-    """Keeps a call's columns alive in the cluster; the last reference to go releases them."""
+    """A lease on a call's columns in the cluster: the last reference to go releases them."""
 
     def __init__(self, call_id: int, release: Callable[[int], None]) -> None:
         self.call_id = call_id
@@ -59,13 +59,13 @@ class ColumnRef:
 
 @dataclass(frozen=True)
 class ColumnInfo:
-    """What is known of a written column without looking at its values."""
+    """Facts of a written column that need no look at its values."""
 
     kind: str
     dtype: str
     num_bytes: int
     lengths: Array | None = None
-    """For ragged columns the length of every row of the producer."""
+    """The length of every row of the producer, for ragged columns."""
     unscored: Array | None = None
     """Numbers of the producer's rows that were not scored (:mod:`hfsdk.core.unscored`); ``None`` where all were."""
 
@@ -80,7 +80,7 @@ def scored_rows_of(columns: Iterable[tuple[ColumnRef, ColumnInfo | None]], num_r
 
 
 class Client(Protocol):
-    """Who answers for pending things: the session's side of the controller."""
+    """The session's side of the controller, which answers for pending things."""
 
     def state(self, call_id: int) -> str:
         """Return pending, running, done, failed, cancelled or lost."""
@@ -136,7 +136,7 @@ class Client(Protocol):
 
 
 class Awaited(ABC):
-    """What ``await`` polls and then waits for, in an event loop as in a notebook's."""
+    """A thing that ``await`` polls and then waits for, in an event loop as in a notebook's."""
 
     @property
     @abstractmethod
@@ -157,7 +157,7 @@ class Awaited(ABC):
 
 
 class Pending(Awaited):
-    """Something one or more calls will fill."""
+    """A result that one or more calls will fill."""
 
     def __init__(self, client: Client, leases: Sequence[Lease]) -> None:
         self._client = client
@@ -224,7 +224,7 @@ class Metrics(Pending):
     def __init__(self, client: Client, lease: Lease, dtype: str = "fp32") -> None:
         super().__init__(client, [lease])
         self.dtype = dtype
-        """What the model computed in: how far its numbers may be rounded."""
+        """The dtype in which the model computed: how far its numbers may be rounded."""
 
     @property
     def rows(self) -> list[dict[str, float]]:

@@ -1,10 +1,10 @@
-"""Which devices a role lives on: ``Pool`` and ``Placement`` (HybridFlow's resource pools, section 4.1).
+"""Placement of roles on devices: ``Pool`` and ``Placement`` (HybridFlow's resource pools, section 4.1).
 
 Roles in one pool share its devices and run one after the other; disjoint pools run at the same time. Pools do not overlap, but a
 part of one can be a pool of its own for frozen models (interleaving, arXiv 2312.11819)::
 
     device        0   1   2   3
-    "all"        [ actor, critic ]        run on all four, and nothing beside them
+    "all"        [ actor, critic ]        run on all four, and nothing runs at the same time
     "reference"  [ ref. ]                 run at the same time, each on its half
     "reward"             [ reward ]
 """
@@ -37,7 +37,7 @@ class Pool:
     """A named set of devices, in rank order."""
 
     name: str
-    """Shown in messages and pictures; unique in a placement."""
+    """Name for messages and pictures; unique in a placement."""
     devices: tuple[int, ...]
     """Numbers of the devices, rank 0's first."""
     within: str = ""
@@ -104,7 +104,7 @@ class Placement:
             PlacementError: an unknown preset, a forgotten or unknown role, or more devices than there are.
         """
         if not roles:
-            raise PlacementError("a placement is of roles; roles names none")
+            raise PlacementError("a placement needs at least one role; roles is empty")
         if isinstance(what, Placement):
             what.check(roles, num_devices)
             return what
@@ -122,6 +122,7 @@ class Placement:
         elif what == "standalone":
             placement = cls._evenly([[r] for r in roles], num_devices)
         elif what == "interleaving":
+            # A single frozen model still gets half of the devices, not all: on all of them nothing would be apart.
             frozen = [r for r in roles if r not in ("actor", "critic")]
             shares = dict.fromkeys(frozen, 1 / max(2, len(frozen)))
             placement = cls._from_shares({" ".join(r for r in roles if r not in frozen): 1.0, **shares}, num_devices)
@@ -186,26 +187,28 @@ class Placement:
         Raises:
             PlacementError: with what was asked, what exists and what to do.
         """
-        taken: dict[tuple[str, int], str] = {}
+        owners: dict[tuple[str, int], str] = {}
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
             if names.count(pool.name) > 1:
                 raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
             self._check_part(pool)
             for device in pool.devices:
-                if (pool.within, device) in taken:
+                # Parts of a pool share its devices, so devices only have to be disjoint among pools within the same one.
+                if (pool.within, device) in owners:
                     raise PlacementError(
-                        f"device {device} is in pools {taken[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
+                        f"device {device} is in pools {owners[pool.within, device]!r} and {pool.name!r}; pools may not overlap"
                     )
                 if not 0 <= device < num_devices:
                     raise PlacementError(f"pool {pool.name!r} asks for device {device}; the session has {num_devices} devices")
-                taken[pool.within, device] = pool.name
+                owners[pool.within, device] = pool.name
             if not pool.devices:
                 raise PlacementError(f"pool {pool.name!r} has no device; give it at least one")
         missing = [r for r in roles if r not in self.roles]
         if missing:
             unknown = [name for name in self.roles if name not in roles]
             near = nearest(unknown[0], roles).partition("? ") if unknown else ("", "", "")
+            # A misspelt role shows up twice: the right name is missing, and the wrong one is placed. Both are said at once.
             typo = f" There is no role {unknown[0]!r}; {near[0]}?" if near[1] else ""
             raise PlacementError(f"the placement forgets {listed(missing)}; it places {listed(self.roles)}. Name every role.{typo}")
         unknown = [r for r in self.roles if r not in roles and not (is_shadow(r) and r.rpartition(".")[0] in roles)]
@@ -220,8 +223,8 @@ class Placement:
         first = whole.devices.index(pool.devices[0]) if whole and pool.devices and pool.devices[0] in whole.devices else 0
         if whole is None or whole.devices[first : first + pool.size] != pool.devices:
             raise PlacementError(
-                f"pool {pool.name!r} on devices {pool.devices} is said to be within {pool.within!r}, which is "
-                f"{whole.devices if whole else 'no pool of this placement'}; a part is a run of another pool's devices"
+                f"pool {pool.name!r} has devices {pool.devices}; within {pool.within!r} they must be a run of its devices: "
+                f"{whole.devices if whole else 'no pool of this placement'}"
             )
 
     @checked(error=PlacementError)

@@ -1,7 +1,7 @@
-"""What is to be run and how it is best placed: ``Workload`` and ``Plan``. Found by ``hfsdk.planner.search.search``; only data here.
+"""``Workload`` and ``Plan``: the work of a step and its best placement, which ``hfsdk.planner.search.search`` finds.
 
 A plan says which roles share which devices, in which layouts, and what is predicted of one step: when each call runs, what every
-device holds, what it costs. Beside it stand the runners-up, each with why it lost, and the placements that do not fit into memory::
+device holds, what it costs. With it come the runners-up, each with why it lost, and the placements that do not fit into memory::
 
     plan = session.plan(hf.PPO(), hf.Workload(prompts=1024, prompt_tokens=1024, response_tokens=1024))
     plan.seconds, plan.placement, plan.layouts["actor"], plan.trace
@@ -48,7 +48,7 @@ class Lengths(Protocol):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Workload(NamedFields):
-    """What one step works on. ``None`` leaves an option as the algorithm has it."""
+    """The size of one step's work. ``None`` leaves an option as the algorithm has it."""
 
     prompts: Samples = 1024
     """Prompts of one step."""
@@ -106,7 +106,7 @@ def counted(number: int, what: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """From some value of a workload's number on, another placement is best."""
+    """A value of a number of the workload from which on another placement is best."""
 
     field: str
     """``"response_tokens"`` or ``"prompts"``."""
@@ -115,7 +115,7 @@ class Turn:
     title: str
     seconds: float
     before: str
-    """What is best one value before."""
+    """The placement that is best one value before."""
 
     def __str__(self) -> str:
         what = counted(self.value, self.field.removesuffix("s").replace("_", " "))
@@ -124,14 +124,14 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """What was searched, and how."""
+    """The extent of a search: its plans, its counts and its duration."""
 
     family: str
-    """In words: the plans among which this one is the best there is."""
+    """The plans among which this one is the best there is, in words."""
     num_considered: int
     """Placements with sizes in that family; with layouts there are many more."""
     num_pruned: int
-    """Placements of those that a bound ruled out without looking at their layouts."""
+    """Placements of ``num_considered`` that a bound ruled out without looking at their layouts."""
     num_layouts: int
     """(role, pool size, layouts) whose seconds were predicted."""
     seconds: float
@@ -158,7 +158,7 @@ class Plan:
     cluster: ClusterSpec
     """The devices that it is for."""
     workload: Workload
-    """What one step works on."""
+    """The work of one step."""
     best: Alternative
     """The placement and layouts that were chosen, with their seconds and cost."""
     calls: tuple[PlannedCall, ...]
@@ -174,25 +174,25 @@ class Plan:
     roles: Mapping[str, RoleSpec] = field(default_factory=dict, repr=False)
     """Role -> what it was planned as; ``session.place`` refuses a plan for roles that are declared otherwise since."""
     notices: tuple[str, ...] = ()
-    """What has to change for this plan, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
+    """Changes that this plan needs, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
     band_words: str = ""
-    """What :attr:`band` is of, and how often it held timings that it was not made of."""
+    """The meaning of :attr:`band`, and how often it held timings that it was not made of."""
     search: Searched
     """How many placements and layouts were looked at, and how long that took."""
     again: Again | None = field(default=None, repr=False, compare=False)
     """``again(workload=..., cluster=...)``: the same question with another workload or cluster, answered anew."""
     find_hinges: Callable[[], tuple[Hinge | None, ...]] | None = field(default=None, repr=False, compare=False)
-    """Finds :attr:`hinges`."""
+    """A function that finds :attr:`hinges`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity", "hinges")}
-        return {**kept, "again": None, "find_hinges": None}
+        fields = {k: v for k, v in self.__dict__.items() if k not in ("trace", "sensitivity", "hinges")}
+        return {**fields, "again": None, "find_hinges": None}
 
     # -- the plan itself
 
     @property
     def placement(self) -> Placement:
-        """Which role lives on which devices."""
+        """The devices of every role."""
         return self.best.placement
 
     @property
@@ -222,7 +222,7 @@ class Plan:
 
     @cached_property
     def sensitivity(self) -> tuple[Turn, ...]:
-        """From where on another placement wins: response lengths and prompts halved and doubled, each planned anew.
+        """The response lengths and prompts from which on another placement wins: both halved and doubled, each planned anew.
 
         Computed when it is first looked at (some ten plans); empty for a plan that was loaded from a file.
         """
@@ -230,7 +230,7 @@ class Plan:
 
     @cached_property
     def hinges(self) -> tuple[Hinge | None, ...]:
-        """For each runner-up, which constant of the model decides against it, and at which value it would be as fast as the plan.
+        """The constant of the model that decides against each runner-up, and the value at which it would be as fast as the plan.
 
         The constant that has to change least, layouts kept; ``None`` where none does it alone within a factor of four. Computed
         when it is first looked at; empty for a plan that was loaded from a file.
@@ -246,12 +246,12 @@ class Plan:
 
     @property
     def cost_per_step(self) -> float:
-        """Of one step, in the unit of ``cluster.price_per_device_hour``."""
+        """Cost of one step, in the unit of ``cluster.price_per_device_hour``."""
         return self.device_hours * self.cluster.price_per_device_hour
 
     @property
     def cost(self) -> float:
-        """Of the workload's whole run of ``steps`` steps."""
+        """Cost of the workload's whole run of ``steps`` steps."""
         return self.cost_per_step * self.workload.steps
 
     @property
@@ -281,14 +281,14 @@ class Plan:
         import pandas as pd
 
         rows = []
-        for rank, one in enumerate((self.best, *self.runners_up), start=1):
-            layouts = {f"{role} {use}": str(x) for role, by_use in one.layouts.items() for use, x in by_use.items()}
+        for rank, plan in enumerate((self.best, *self.runners_up), start=1):
+            layouts = {f"{role} {use}": str(x) for role, by_use in plan.layouts.items() for use, x in by_use.items()}
             price = self.cluster.price_per_device_hour * self.cluster.num_devices / 3600
             rows.append({
-                "rank": rank, "placement": one.title, "preset": one.preset, "seconds": one.seconds, "mean_s": one.mean_s,
-                "low_s": one.band[0], "high_s": one.band[1], "cost": one.seconds * price, "peak_bytes": one.peak_bytes,
-                "too_close": one.too_close, "why": one.why, **layouts,
-                **{f"{name}_s": seconds for name, seconds in one.calls.items()},
+                "rank": rank, "placement": plan.title, "preset": plan.preset, "seconds": plan.seconds, "mean_s": plan.mean_s,
+                "low_s": plan.band[0], "high_s": plan.band[1], "cost": plan.seconds * price, "peak_bytes": plan.peak_bytes,
+                "too_close": plan.too_close, "why": plan.why, **layouts,
+                **{f"{name}_s": seconds for name, seconds in plan.calls.items()},
             })  # fmt: skip
         return pd.DataFrame(rows).set_index("rank")
 
@@ -316,8 +316,8 @@ class Plan:
         lines.append(f"  {self.workload}")
         for pool in self.placement.pools:
             where = f" within {pool.within}" if pool.within else ""
-            mine = [name for name, home in self.placement.roles.items() if home == pool.name]
-            lines.append(f"  {pool.name}, {counted(pool.size, 'device')}{where}: " + "; ".join(map(self._role, mine)))
+            own_roles = [name for name, home in self.placement.roles.items() if home == pool.name]
+            lines.append(f"  {pool.name}, {counted(pool.size, 'device')}{where}: " + "; ".join(map(self._role, own_roles)))
         if steps := self.best.steps_s:
             lines.append(f"  {seconds_text(self.best.mean_s)} in the mean of {len(steps)} steps, whose responses differ in length")
         if self.num_idle:
@@ -363,7 +363,7 @@ def _turns(plan: Plan) -> list[Turn]:
 
 
 def _grouping(plan: Plan) -> frozenset[tuple[frozenset[str], str]]:
-    """Who shares devices with whom, whatever the sizes."""
+    """Return which roles share devices with which, whatever the sizes."""
     homes = plan.placement.roles
     named = {p.name: frozenset(r for r, home in homes.items() if home == p.name) for p in plan.placement.pools}
     return frozenset((named[p.name], " ".join(sorted(named.get(p.within, ())))) for p in plan.placement.pools)
@@ -380,7 +380,7 @@ def check_workload(workload: object) -> Workload:
     return workload
 
 
-# What a plan is made of: its calls, what devices hold, and the placements that it is compared with (``Alternative``).
+# -- the parts of a plan: its calls, the memory of devices, and the placements that it is compared with
 
 Layouts = Mapping[str, Layout]
 """Use of a layout, ``"train"`` (or inference of frozen models) and ``"rollout"`` -> the filled layout."""
@@ -399,22 +399,22 @@ class PlannedCall:
     devices: tuple[int, ...]
     start_s: float
     parts: tuple[tuple[str, float, float], ...]
-    """Of the slowest rank: (name of the span, seconds after the call's start, seconds)."""
+    """Spans of the slowest rank: (name of the span, seconds after the call's start, seconds)."""
     seconds: float
     after: tuple[int, ...] = ()
     """The calls whose columns or weights it reads."""
     num_rows: int = 0
     mini_batches: int = 0
-    """Of an update, its optimizer steps in one epoch."""
+    """Optimizer steps of an update in one epoch."""
 
     @property
     def name(self) -> str:
-        """Its role and method, e.g. ``"actor.generate"``."""
+        """The call's role and method, e.g. ``"actor.generate"``."""
         return f"{self.role}.{self.method}"
 
     @property
     def end_s(self) -> float:
-        """When it is over, in seconds from the step's start."""
+        """End of the call, in seconds from the step's start."""
         return self.start_s + self.seconds
 
     def spans(self) -> list[Span]:
@@ -438,7 +438,7 @@ class PlannedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedMemory:
-    """What is predicted to lie on each device of some that are alike."""
+    """Memory that is predicted for each device of some that are alike."""
 
     pool: str
     devices: tuple[int, ...]
@@ -464,13 +464,13 @@ class Alternative:
     """A placement with its best layouts: what the plan is compared with."""
 
     title: str
-    """Who shares devices with whom, e.g. ``"actor reference (64) | critic reward (64)"``."""
+    """The roles that share devices, e.g. ``"actor reference (64) | critic reward (64)"``."""
     preset: str
     """The preset that it is one of (``"colocate"``, ``"split"``, ...), or ``""``."""
     placement: Placement
     layouts: Mapping[str, Layouts]
     seconds: float
-    """Of a step; where responses vary in length, of the run's first one."""
+    """Seconds of a step; where responses vary in length, of the run's first one."""
     band: tuple[float, float]
     """Seconds, low and high: the model's stated relative error of every kind of call, all of them off the same way."""
     calls: Mapping[str, float]
@@ -479,18 +479,18 @@ class Alternative:
     """Role -> ``bubble_s`` (seconds of a step in which its pipeline stages wait for each other), ``tp_bytes`` (bytes that a rank
     sends in tensor-parallel all-reduces in a step), ``dp_bytes`` (in gradient reductions)."""
     peak_bytes: int
-    """Of the fullest device."""
+    """Bytes of the fullest device."""
     why: str = ""
     """Why it lost, in words; empty for the plan itself."""
     timeline: tuple[PlannedCall, ...] = ()
-    """Of a runner-up, the calls of one step, as in :attr:`Plan.calls`."""
+    """The calls of one step of a runner-up, as in :attr:`Plan.calls`."""
     memory: tuple[PlannedMemory, ...] = ()
-    """Of a runner-up, what every device holds, as in :attr:`Plan.memory`."""
+    """The memory of every device under a runner-up, as in :attr:`Plan.memory`."""
     too_close: bool = False
     """Whether the model cannot tell it from the plan: the difference is within the error of the calls that differ, or within what
     the lengths of one step make of it."""
     steps_s: tuple[float, ...] = ()
-    """Where responses vary in length, the seconds of the run's first steps; plans are compared by their mean."""
+    """Seconds of the run's first steps, where responses vary in length; plans are compared by their mean."""
 
     @property
     def mean_s(self) -> float:
@@ -523,7 +523,7 @@ class Rejected:
     over_bytes: int
     """Bytes by which the device misses, with the least greedy layouts."""
     where: str
-    """E.g. ``"each device of pool 'actor' (32 x A100-80GB)"``."""
+    """The devices that it does not fit on, e.g. ``"each device of pool 'actor' (32 x A100-80GB)"``."""
 
     @property
     def why(self) -> str:
@@ -531,19 +531,19 @@ class Rejected:
         return f"out of memory by {self.over_bytes / 1e9:.1f} GB on {self.where}"
 
 
-def alternative_view(one: Alternative) -> dict[str, Any]:
+def alternative_view(plan: Alternative) -> dict[str, Any]:
     """Return a plan as plain data."""
     return {
-        "title": one.title, "preset": one.preset, "seconds": one.seconds, "mean_s": one.mean_s, "band": list(one.band),
-        "why": one.why,
-        "too_close": one.too_close, "peak_bytes": one.peak_bytes, "calls": dict(one.calls),
-        "facts": {role: dict(numbers) for role, numbers in one.facts.items()},
-        "layouts": {role: {use: str(layout) for use, layout in by_use.items()} for role, by_use in one.layouts.items()},
+        "title": plan.title, "preset": plan.preset, "seconds": plan.seconds, "mean_s": plan.mean_s, "band": list(plan.band),
+        "why": plan.why,
+        "too_close": plan.too_close, "peak_bytes": plan.peak_bytes, "calls": dict(plan.calls),
+        "facts": {role: dict(numbers) for role, numbers in plan.facts.items()},
+        "layouts": {role: {use: str(layout) for use, layout in by_use.items()} for role, by_use in plan.layouts.items()},
         "pools": [{
             "name": pool.name, "devices": list(pool.devices), "within": pool.within,
-            "roles": [role for role, home in one.placement.roles.items() if home == pool.name],
-        } for pool in one.placement.pools],
-        "timeline": calls_view(one.timeline), "memory": memory_view(one.memory),
+            "roles": [role for role, home in plan.placement.roles.items() if home == pool.name],
+        } for pool in plan.placement.pools],
+        "timeline": calls_view(plan.timeline), "memory": memory_view(plan.memory),
     }  # fmt: skip
 
 
@@ -564,10 +564,10 @@ def memory_view(memory: Iterable[PlannedMemory]) -> list[dict[str, Any]]:
     } for m in memory]  # fmt: skip
 
 
-def line_of(one: Alternative) -> str:
+def line_of(plan: Alternative) -> str:
     """Return a plan in a line: its preset, who shares devices with whom, seconds, and why it lost."""
-    name = f"{one.preset}: " if one.preset else ""
-    return f"{name}{one.title}: {seconds_text(one.seconds)}; {one.why}" + (" (too close to call)" if one.too_close else "")
+    name = f"{plan.preset}: " if plan.preset else ""
+    return f"{name}{plan.title}: {seconds_text(plan.seconds)}; {plan.why}" + (" (too close to call)" if plan.too_close else "")
 
 
 def seconds_text(seconds: float) -> str:

@@ -98,7 +98,7 @@ def enter(folder: Path) -> None:
     """Have a folder of mode 0700, whose name another process of this user chose and others may have read.
 
     Raises:
-        PlacementError: somebody else made it, or others can open it.
+        PlacementError: another user made it, or others can open it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = folder.lstat()

@@ -27,16 +27,16 @@ from hfsdk.core.conversations import (
 from hfsdk.core.errors import ColumnError, OptionError
 
 MOST_ROWS = 10_000_000
-"""Of a source: what is more is a typo, and takes gigabytes."""
+"""Most rows of a source: more is a typo, and takes gigabytes."""
 
 NO_UTF_8 = (
     "has lone surrogates (U+D800 to U+DFFF), which have no UTF-8 form: text.encode('utf-8', 'replace').decode() puts ? in "
     "their place"
 )
-"""What is said of a text that no tokenizer takes."""
+"""The reason why no tokenizer takes a text, for messages."""
 
 PROMPT_COLUMNS = ("prompt", "text", "messages", "conversations")
-"""Where prompts are looked for, where nobody says."""
+"""Columns in which prompts are looked for, unless one is named."""
 
 QUESTIONS = ("instruction", "input", "question", "query", "context", "history", SYSTEM, "messages", "conversations")
 """Columns in which other programs' data have the prompt of a pair, or some of it (Alpaca, LLaMA-Factory, ms-swift)."""
@@ -46,8 +46,9 @@ def read_source(source: Any, column: str | None = None) -> tuple[list[Any], dict
     """Return (prompts, the other columns) of the user's data.
 
     Args:
-        source: see the module's text. Of TRL's rows with ``prompt`` and ``completion`` the completion is another column.
-        column: where the prompts are; by default as :func:`prompt_column` finds it.
+        source: a ``datasets.Dataset``, a DataFrame, a Series, a dict of columns, or a list. In TRL's rows with ``prompt`` and
+            ``completion`` the completion is another column.
+        column: the column that has the prompts; by default the one that :func:`prompt_column` finds.
 
     Raises:
         ColumnError: there is no such column, or the source is something else.
@@ -92,6 +93,7 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
     Raises:
         ColumnError: the columns differ in length, or the source is something else.
     """
+    # By the package's name, not by ``isinstance``: datasets and pandas need not be installed, and importing them takes seconds.
     package = type(source).__module__.split(".")[0]
     if isinstance(source, Mapping):
         if package == "datasets":
@@ -110,9 +112,11 @@ def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
             "prompts come from a datasets.Dataset, a DataFrame, a Series, or a list of texts, token ids, conversations or dicts; "
             f"got {type(source).__name__}"
         )
+    # A list of messages is one conversation, not rows with the columns "role" and "content".
     if is_conversation(source) and all(map(is_message, source)):
         return {column: [source]}
     if source and all(isinstance(item, Mapping) for item in source):
+        # Rows of which some lack a key are refused instead of filled up: a made-up value would be trained on.
         names = list(dict.fromkeys(name for item in source for name in item))
         lacking = [(i, n) for i, item in enumerate(source) for n in names if n not in item]
         if lacking:
@@ -159,7 +163,7 @@ def question_of(
     Args:
         prompt: a text, token ids, or a conversation.
         what: names it in a refusal.
-        row: its place.
+        row: the row's number.
         columns: the others of the data, among which are tools and options of the chat template.
         chat: whether a text is put into the chat template, as the user's turn.
         system: the system message of a conversation that has none.
@@ -169,26 +173,27 @@ def question_of(
     """
     tools, options = (columns[name][row] if name in columns else None for name in (TOOLS, OPTIONS))
     if is_conversation(prompt):
-        found = read_chat(prompt, what, tools, options)
+        conversation = read_chat(prompt, what, tools, options)
     elif isinstance(prompt, str):
         if not chat:
             return "encode", prompt
-        found = read_chat([{"role": "user", "content": prompt}], what, tools, options)
+        conversation = read_chat([{"role": "user", "content": prompt}], what, tools, options)
+    # Token ids need no tokenizer.
     else:
         return None
     if system is None:
-        check_system(columns[SYSTEM][row] if SYSTEM in columns else None, found["messages"], what)
-    elif found["messages"][0]["role"] != SYSTEM:
-        found["messages"].insert(0, {"role": SYSTEM, "content": system})
-    return "encode_chat", found
+        check_system(columns[SYSTEM][row] if SYSTEM in columns else None, conversation["messages"], what)
+    elif conversation["messages"][0]["role"] != SYSTEM:
+        conversation["messages"].insert(0, {"role": SYSTEM, "content": system})
+    return "encode_chat", conversation
 
 
 def check_no_question(values: Mapping[str, Any], of: str) -> None:
     """Check that no other column has the prompt of a pair that has none of its own.
 
     Args:
-        values: what the columns `QUESTIONS` have in its row.
-        of: names the pair.
+        values: the row's values in the columns `QUESTIONS`.
+        of: the pair's name in messages.
 
     Raises:
         OptionError: one has it by another name.
@@ -196,8 +201,8 @@ def check_no_question(values: Mapping[str, Any], of: str) -> None:
     named = [name for name, value in values.items() if isinstance(value, (str, list, tuple, np.ndarray)) and len(value)]
     if named:
         raise OptionError(
-            f"{of} has no prompt, and {' and '.join(named)} beside its responses, which would be left out: only what both "
-            "responses begin with would be the prompt. Make a column prompt of them, or rename what is no part of it"
+            f"{of} has no prompt: its prompt would be what both responses begin with, and {' and '.join(named)} would be left "
+            "out. Make a column prompt of them, or rename what is no part of it"
         )
 
 
@@ -224,11 +229,11 @@ def naming(what: str) -> Iterator[None]:
         raise OptionError(f"{what}: {error}") from error
 
 
-def foresee(tokenizer: Any, asked: Iterable[tuple[str, Any]]) -> None:
+def foresee(tokenizer: Any, requests: Iterable[tuple[str, Any]]) -> None:
     """Tell a tokenizer what it will be asked, as (what, value): one that is elsewhere then has it all with one message."""
     tell = getattr(tokenizer, "foresee", None)
     if tell is not None:
-        tell(list(asked))
+        tell(list(requests))
 
 
 def as_values(values: list[Any]) -> Any:

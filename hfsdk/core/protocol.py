@@ -50,7 +50,7 @@ class TransferProtocol:
     """A named pair of scatter and collect. Users make their own the same way."""
 
     name: str
-    """Shown in messages and pictures."""
+    """Name for messages and pictures."""
     scatter_rows: Scatter
     """(num_rows, tokens per row or None, mesh) -> the rows of every rank."""
     collect_ranks: Collect
@@ -100,6 +100,7 @@ def _every_rank(mesh: Mesh) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _dp_leaders(mesh: Mesh) -> tuple[int, ...]:
+    # The last stage has the outputs; of its tp and cp ranks, which all have the same, the first gives them.
     return tuple(r for r in mesh.ranks if (at := mesh.coordinates(r)).tp == at.cp == 0 and at.pp == mesh.layout.pp - 1)
 
 

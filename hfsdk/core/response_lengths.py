@@ -56,7 +56,7 @@ class ResponseLengths(NamedFields):
     quantiles: tuple[tuple[float, float], ...] = ()
     """(share of responses, tokens that they have at most) of ``"quantiles"``, ascending."""
     source: Title = ""
-    """Where the numbers come from."""
+    """The source of the numbers."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,9 +74,9 @@ class ResponseLengths(NamedFields):
         """Return the log-normal distribution that has this median and mean, in tokens: sigma^2 = 2 ln(mean / median).
 
         Args:
-            median: in tokens.
-            mean: in tokens, before anything is cut; at least the median.
-            source: where they come from.
+            median: the median in tokens.
+            mean: the mean in tokens, before anything is cut; at least the median.
+            source: the run or paper that they come from.
 
         Raises:
             OptionError: the mean is below the median.
@@ -93,7 +93,7 @@ class ResponseLengths(NamedFields):
 
         Args:
             quantiles: share of responses (between 0 and 1) -> tokens that they have at most; two at least, both ascending.
-            source: where they come from.
+            source: the run or paper that they come from.
 
         Raises:
             OptionError: they are not ascending, or fewer than two.
@@ -140,8 +140,8 @@ class ResponseLengths(NamedFields):
         if first < at[0]:
             slope = (logs[1] - logs[0]) / (at[1] - at[0])
             at, logs = np.r_[first, at], np.r_[logs[0] - slope * (at[0] - first), logs]
-        found: Array = np.exp(np.interp(normal, at, logs))
-        return found
+        num_tokens: Array = np.exp(np.interp(normal, at, logs))
+        return num_tokens
 
 
 def _check_quantiles(quantiles: tuple[tuple[float, float], ...]) -> None:
@@ -188,8 +188,8 @@ def draw_lengths(lengths: Any, sampling: Sampling, seed: int, positions: Array, 
             f"{type(lengths).__name__}.draw must give a whole number from 1 to max_new_tokens={most} for each of "
             f"{len(positions)} samples; it gave {shown(drawn)}"
         )
-    found: Array = drawn.astype(np.int64)
-    return found
+    tokens: Array = drawn.astype(np.int64)
+    return tokens
 
 
 def _unit_hash(seed: int, positions: Array, copies: Array, salt: int) -> Array:

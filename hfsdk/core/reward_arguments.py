@@ -1,4 +1,4 @@
-"""What a reward function is given: TRL's ``f(prompts, completions, **columns)``, or the completions alone under any name."""
+"""The arguments of a reward function: TRL's ``f(prompts, completions, **columns)``, or the completions alone under any name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from hfsdk.core.errors import OptionError
 
 FORMS = "def {name}(prompts, completions, **columns), or def {name}(completions); return one number per completion"
-"""What a reward function may look like, for messages."""
+"""The forms of a reward function, for messages."""
 
 GIVEN = ("prompts", "completions", "completion_ids")
-"""What every reward function is given, beside the data's columns."""
+"""Arguments that every reward function gets, besides the data's columns."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -27,51 +27,54 @@ def check_reward_function(function: Callable[..., Any], kind: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some that are written in C
-        raise OptionError(f"the {kind} function {name} does not say what it takes; wrap it: {FORMS.format(name='score')}") from None
+        raise OptionError(
+            f"the {kind} function {name} does not show its arguments; wrap it: {FORMS.format(name='score')}"
+        ) from None
     parameters = signature.parameters
     by_name = "completions" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not by_name and _sole_argument(parameters) is None:
-        asked = FORMS.format(name=name if name.isidentifier() else "score")
-        raise OptionError(f"the {kind} function {name}{signature} takes no completions, neither by name nor alone: {asked}")
+        forms = FORMS.format(name=name if name.isidentifier() else "score")
+        raise OptionError(f"the {kind} function {name}{signature} takes no completions, neither by name nor alone: {forms}")
 
 
-def arguments_of(function: Callable[..., Any], given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and the named arguments of a reward function, out of what there is.
 
     Args:
-        function: as :func:`check_reward_function` wants it.
-        given: prompts, completions, completion_ids and the data's columns. A function of one argument under a name that is not
+        function: the reward, as :func:`check_reward_function` wants it.
+        values: prompts, completions, completion_ids and the data's columns. A function of one argument under a name that is not
             among them, or that takes no columns, gets the completions there.
     """
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     sole = None if "completions" in parameters else _sole_argument(parameters)
-    if sole is not None and not (takes_any and sole in given):
-        named = {name: value for name, value in given.items() if name != sole and (takes_any or name in parameters)}
-        return [given["completions"]], named
-    first = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and name in given]
-    named = {name: value for name, value in given.items() if name not in first and (takes_any or name in parameters)}
-    return [given[name] for name in first], named
+    # A function of one argument means the completions by it, whatever its name, unless it takes columns and one is called so.
+    if sole is not None and not (takes_any and sole in values):
+        named = {name: value for name, value in values.items() if name != sole and (takes_any or name in parameters)}
+        return [values["completions"]], named
+    first = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY and name in values]
+    named = {name: value for name, value in values.items() if name not in first and (takes_any or name in parameters)}
+    return [values[name] for name in first], named
 
 
 def check_columns(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
     """Return what a reward function must be given and is not, in words; ``""`` where nothing lacks.
 
     Args:
-        function: as :func:`check_reward_function` wants it.
-        name: for the message.
-        columns: of the data, beside :data:`GIVEN`.
+        function: the reward, as :func:`check_reward_function` wants it.
+        name: the reward's name in the message.
+        columns: columns of the data, in addition to :data:`GIVEN`.
     """
     parameters = inspect.signature(function).parameters
     kinds = (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind in kinds]
     sole = None if "completions" in parameters else _sole_argument(parameters)
-    missing = [one for one in needed if one != sole and one not in GIVEN and one not in columns]
+    missing = [argument for argument in needed if argument != sole and argument not in GIVEN and argument not in columns]
     if not missing:
         return ""
     lacks = ", ".join(map(repr, missing))
     takes = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters.values())
-    example = ", ".join(f"{one!r}: [...]" for one in ("prompt", *missing))
+    example = ", ".join(f"{argument!r}: [...]" for argument in ("prompt", *missing))
     return (
         f"{name}({takes}) needs {lacks}, which the data does not have; it is given {', '.join(GIVEN)} and the columns "
         f"{', '.join(columns) or '(none)'}. Bring it along with the prompts, e.g. session.prompts({{{example}}}, column='prompt'), "

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 FOLLOWS = 0.5
-"""From this rank correlation on a reward is said to follow something."""
+"""Rank correlation from which on a reward is said to follow something."""
 
 NOT_CHANCE = 3.0
-"""Beside it: so many standard errors of a rank correlation without any relation, ``1 / sqrt(n - 1)``."""
+"""Standard errors of a rank correlation without any relation, ``1 / sqrt(n - 1)``, that it must have as well: no chance then."""
 
 SLOW = 10.0
 """A sample is slow that takes so many times the median."""
 
 LEAST_SLOW_S = 0.05
-"""And at least so long."""
+"""Seconds that a slow sample takes at least, however short the median."""
 
 SHOWN = 5
 """Rows of each kind in the text form."""
@@ -73,7 +73,7 @@ class Agreement:
 @documented
 @dataclass(frozen=True, eq=False)
 class RewardProbe:
-    """What a reward did on some samples, one by one. It draws itself; ``probe.table`` has a row for each sample."""
+    """Scores of a reward on some samples, one by one. It draws itself; ``probe.table`` has a row for each sample."""
 
     reward: str
     """The reward's name."""
@@ -82,17 +82,17 @@ class RewardProbe:
     completions: Sequence[str] = field(repr=False)
     """Texts."""
     outcomes: Sequence[SampleOutcome] = field(repr=False)
-    """Of each sample."""
+    """The outcome of each sample."""
     tokens: Array = field(repr=False)
-    """Of each response; shape [rows]."""
+    """Tokens of each response; shape [rows]."""
     groups: Array | None = field(repr=False, default=None)
-    """Which prompt each answers; ``None`` where the batch has no groups; shape [rows]."""
+    """The prompt that each sample answers, by number; ``None`` where the batch has no groups; shape [rows]."""
     timed: bool = True
     """Whether seconds were measured, which a model's are not."""
     other: str = ""
     """The name of the reward it was held against."""
     other_outcomes: Sequence[SampleOutcome] = field(repr=False, default=())
-    """That one's."""
+    """The outcome of each sample with that reward."""
 
     @cached_property
     def scores(self) -> Array:
@@ -106,18 +106,18 @@ class RewardProbe:
 
     @cached_property
     def seconds(self) -> Array:
-        """Of the function, per sample; NaN where they were not measured; shape [rows]."""
-        return np.asarray([one.seconds if self.timed else math.nan for one in self.outcomes], dtype=np.float64)
+        """Seconds of the function per sample; NaN where they were not measured; shape [rows]."""
+        return np.asarray([outcome.seconds if self.timed else math.nan for outcome in self.outcomes], dtype=np.float64)
 
     @property
     def failed(self) -> dict[int, SampleOutcome]:
         """Row -> what went wrong: raised, took too long, ended its process, is no score (NaN, infinite, no number)."""
-        return {row: one for row, one in enumerate(self.outcomes) if one.failure}
+        return {row: outcome for row, outcome in enumerate(self.outcomes) if outcome.failure}
 
     @property
     def not_scored(self) -> list[int]:
         """Rows for which the reward gave ``None``: they are left out of the loss."""
-        return [row for row, one in enumerate(self.outcomes) if one.score is None and not one.failure]
+        return [row for row, outcome in enumerate(self.outcomes) if outcome.score is None and not outcome.failure]
 
     @checked
     def slowest(self, count: Count = SHOWN) -> list[int]:
@@ -141,17 +141,17 @@ class RewardProbe:
 
     @property
     def unequal_duplicates(self) -> list[list[int]]:
-        """Those of them whose scores differ: the reward depends on more than the text, or on chance."""
-        known = ([row for row in same if math.isfinite(self.scores[row])] for same in self.duplicates)
-        return [rows for rows in known if len(set(self.scores[rows].tolist())) > 1]
+        """Duplicates whose scores differ: the reward depends on more than the text, or on chance."""
+        scored = ([row for row in same if math.isfinite(self.scores[row])] for same in self.duplicates)
+        return [rows for rows in scored if len(set(self.scores[rows].tolist())) > 1]
 
     @cached_property
     def follows(self) -> tuple[Follows, ...]:
         """How much the scores go with length, place in the batch, place in the group and repetition."""
         columns = self._beside
-        known = np.isfinite(self.scores)
+        scored = np.isfinite(self.scores)
         return tuple(
-            Follows(name, spearman(self.scores, column), pearson(self.scores, column), int(known.sum()))
+            Follows(name, spearman(self.scores, column), pearson(self.scores, column), int(scored.sum()))
             for name, column in columns.items()
         )
 
@@ -160,46 +160,48 @@ class RewardProbe:
         """How far it agrees with the reward it was held against; ``None`` without one."""
         if not self.other:
             return None
-        mine, others = self.scores, self.other_scores
-        both = np.flatnonzero(np.isfinite(mine) & np.isfinite(others))
-        apart = np.abs(ranks(mine[both]) - ranks(others[both]))
+        own, others = self.scores, self.other_scores
+        both = np.flatnonzero(np.isfinite(own) & np.isfinite(others))
+        apart = np.abs(ranks(own[both]) - ranks(others[both]))
         order = both[np.argsort(-apart, kind="stable")][: int((apart > 0).sum())]
-        share, pairs = same_order(mine, others)
+        share, pairs = same_order(own, others)
         return Agreement(
-            self.other, len(both), pearson(mine, others), spearman(mine, others), share, pairs, tuple(order[:SHOWN].tolist())
+            self.other, len(both), pearson(own, others), spearman(own, others), share, pairs, tuple(order[:SHOWN].tolist())
         )
 
     @property
     def findings(self) -> list[str]:
-        """What to look at, one sentence each; empty where nothing strikes."""
-        found = []
+        """The findings, one sentence each; empty where nothing strikes."""
+        sentences = []
         for kind in FAILURES:
-            rows = [row for row, one in self.failed.items() if one.failure == kind]
+            rows = [row for row, outcome in self.failed.items() if outcome.failure == kind]
             if rows:
                 first = named(rows[0], self.completions[rows[0]], self.failed[rows[0]])
-                found.append(f"{_samples(len(rows))} failed ({kind}): {first}" + (" and others" if len(rows) > 1 else ""))
+                sentences.append(f"{_samples(len(rows))} failed ({kind}): {first}" + (" and others" if len(rows) > 1 else ""))
         if self.not_scored:
-            found.append(f"{_samples(len(self.not_scored))} not scored (None): left out of the loss")
+            sentences.append(f"{_samples(len(self.not_scored))} not scored (None): left out of the loss")
         if self.timed and len(self.seconds):
             usual = float(np.median(self.seconds))
             slow = [row for row in self.slowest(len(self.seconds)) if self.seconds[row] > max(SLOW * usual, LEAST_SLOW_S)]
             if slow:
                 times = f"more than {SLOW:g} times the median of {_seconds(usual)}"
-                found.append(f"{_samples(len(slow))} took {times}, sample {slow[0]} most ({_seconds(self.seconds[slow[0]])})")
+                sentences.append(f"{_samples(len(slow))} took {times}, sample {slow[0]} most ({_seconds(self.seconds[slow[0]])})")
         if self.flat_groups:
             few = ", ".join(map(str, self.flat_groups[:SHOWN])) + (", ..." if len(self.flat_groups) > SHOWN else "")
-            found.append(
+            sentences.append(
                 f"no variance in {len(self.flat_groups)} of {self.num_groups} groups ({few}): equal scores teach nothing where "
                 "they are compared within a group"
             )
-        for one in self.follows:
-            if one.strong:
-                found.append(f"scores follow {one.name}: rank correlation {one.spearman:+.2f} over {one.samples} samples")
+        for relation in self.follows:
+            if relation.strong:
+                sentences.append(
+                    f"scores follow {relation.name}: rank correlation {relation.spearman:+.2f} over {relation.samples} samples"
+                )
         if self.unequal_duplicates:
             rows = self.unequal_duplicates[0]
             scores = ", ".join(f"{self.scores[row]:g}" for row in rows[:SHOWN])
-            found.append(f"the same text has different scores: samples {', '.join(map(str, rows[:SHOWN]))} have {scores}")
-        return found
+            sentences.append(f"the same text has different scores: samples {', '.join(map(str, rows[:SHOWN]))} have {scores}")
+        return sentences
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -216,7 +218,7 @@ class RewardProbe:
         """Return plain data for display."""
         return {
             "reward": self.reward, "other": self.other, "timed": self.timed, "rows": self._rows(), "findings": self.findings,
-            "lines": self._lines(), "follows": [[one.name, one.spearman, one.strong] for one in self.follows],
+            "lines": self._lines(), "follows": [[relation.name, relation.spearman, relation.strong] for relation in self.follows],
             "flat_groups": self.flat_groups,
         }  # fmt: skip
 
@@ -232,7 +234,7 @@ class RewardProbe:
 
     @cached_property
     def _beside(self) -> dict[str, Array]:
-        """What scores are held against."""
+        """The columns that scores are compared with."""
         columns = {"tokens": self.tokens.astype(np.float64), "place": np.arange(len(self.tokens), dtype=np.float64)}
         if self.groups is not None and len(set(self.groups.tolist())) < len(self.groups):
             seen: dict[int, int] = {}
@@ -246,12 +248,12 @@ class RewardProbe:
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = []
-        for row, one in enumerate(self.outcomes):
+        for row, outcome in enumerate(self.outcomes):
             entry: dict[str, Any] = {
                 "prompt": self.prompts[row], "completion": self.completions[row], "score": float(self.scores[row]),
                 "seconds": float(self.seconds[row]), "tokens": int(self.tokens[row]),
-                "repetition": float(self._beside["repetition"][row]), "failure": one.failure, "message": one.message,
-                "line": one.line,
+                "repetition": float(self._beside["repetition"][row]), "failure": outcome.failure, "message": outcome.message,
+                "line": outcome.line,
             }  # fmt: skip
             if self.groups is not None:
                 entry["group"] = int(self.groups[row])
@@ -263,15 +265,15 @@ class RewardProbe:
         return rows
 
     def _lines(self) -> list[str]:
-        known = self.scores[np.isfinite(self.scores)]
-        head = f"{self.reward} on {_samples(len(self.outcomes))}: {len(known)} scored, {len(self.not_scored)} not scored, "
+        finite = self.scores[np.isfinite(self.scores)]
+        head = f"{self.reward} on {_samples(len(self.outcomes))}: {len(finite)} scored, {len(self.not_scored)} not scored, "
         lines = [head + f"{len(self.failed)} failed"]
-        if len(known):
-            lines.append(f"scores {known.min():.4g} to {known.max():.4g}, mean {known.mean():.4g}, deviation {known.std():.4g}")
+        if len(finite):
+            lines.append(f"scores {finite.min():.4g} to {finite.max():.4g}, mean {finite.mean():.4g}, deviation {finite.std():.4g}")
         if self.timed and len(self.seconds):
             slow = ", ".join(f"sample {row} {_seconds(self.seconds[row])}" for row in self.slowest())
             lines.append(f"seconds per sample: median {_seconds(float(np.median(self.seconds)))}; slowest {slow}")
-        strengths = [f"{one.name} {_number(one.spearman)}" for one in self.follows]
+        strengths = [f"{relation.name} {_number(relation.spearman)}" for relation in self.follows]
         lines.append(f"rank correlation of the scores with {', '.join(strengths)}")
         if self.groups is not None:
             lines.append(f"groups without variance: {len(self.flat_groups)} of {self.num_groups}")
@@ -289,17 +291,17 @@ class RewardProbe:
         return lines
 
     def __repr__(self) -> str:
-        found = [f"! {one}" for one in self.findings] or ["nothing strikes"]
-        return printable("\n".join([*self._lines(), *found]))
+        lines = [f"! {sentence}" for sentence in self.findings] or ["nothing strikes"]
+        return printable("\n".join([*self._lines(), *lines]))
 
 
 def _scores(outcomes: Sequence[SampleOutcome]) -> Array:
-    def number(one: SampleOutcome) -> float:
-        if one.score is None:
+    def number(outcome: SampleOutcome) -> float:
+        if outcome.score is None:
             return math.nan
-        return float(sum(one.score)) if isinstance(one.score, tuple) else float(one.score)
+        return float(sum(outcome.score)) if isinstance(outcome.score, tuple) else float(outcome.score)
 
-    return np.asarray([number(one) for one in outcomes], dtype=np.float64)
+    return np.asarray([number(outcome) for outcome in outcomes], dtype=np.float64)
 
 
 def summed(parts: Mapping[str, tuple[float, Sequence[SampleOutcome]]]) -> list[SampleOutcome]:
@@ -311,15 +313,16 @@ def summed(parts: Mapping[str, tuple[float, Sequence[SampleOutcome]]]) -> list[S
     outcomes = []
     for row in range(len(next(iter(parts.values()))[1])):
         ones = {name: (weight, of_part[row]) for name, (weight, of_part) in parts.items()}
-        failed = next(((name, one) for name, (_, one) in ones.items() if one.failure), None)
-        seconds = sum(one.seconds for _, one in ones.values())
+        failed = next(((name, outcome) for name, (_, outcome) in ones.items() if outcome.failure), None)
+        seconds = sum(outcome.seconds for _, outcome in ones.values())
         if failed is not None:
-            name, one = failed
+            name, outcome = failed
             outcomes.append(SampleOutcome(
-                seconds=seconds, failure=one.failure, message=f"{name}: {one.message}", line=one.line, details=one.details
+                seconds=seconds, failure=outcome.failure, message=f"{name}: {outcome.message}", line=outcome.line,
+                details=outcome.details,
             ))  # fmt: skip
             continue
-        scores = [weight * float(_scores([one])[0]) for weight, one in ones.values() if one.score is not None]
+        scores = [weight * float(_scores([outcome])[0]) for weight, outcome in ones.values() if outcome.score is not None]
         outcomes.append(SampleOutcome(score=math.fsum(scores) if scores else None, seconds=seconds))
     return outcomes
 
@@ -336,9 +339,7 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
-# Numbers about two lists of numbers, and about texts: correlations, agreement in order, repetition, exact duplicates.
-#
-# A number that is missing (NaN) in one of two lists leaves its pair out.
+# -- statistics of scores and texts; a pair of which one number is missing (NaN) is left out
 
 WORDS_TOGETHER = 2
 """n of the n-grams of words whose repetition is counted."""
@@ -346,17 +347,17 @@ WORDS_TOGETHER = 2
 
 def pearson(x: Array, y: Array) -> float:
     """Return the correlation of two lists, shape [N] each; NaN for fewer than two pairs, or where one of them does not vary."""
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    dx, dy = (one - one.mean() for one in (x / np.abs(x).max(), y / np.abs(y).max()))
+    dx, dy = (scaled - scaled.mean() for scaled in (x / np.abs(x).max(), y / np.abs(y).max()))
     size = float(np.sqrt(np.sum(dx**2) * np.sum(dy**2)))
     return float(np.clip(np.sum(dx * dy) / size, -1.0, 1.0)) if size else float("nan")
 
 
 def spearman(x: Array, y: Array) -> float:
     """Return the correlation of two lists' ranks (Spearman 1904; ties have their mean rank); NaN as :func:`pearson`."""
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     return pearson(ranks(x), ranks(y))
 
 
@@ -373,7 +374,7 @@ def same_order(x: Array, y: Array) -> tuple[float, int]:
 
     Pairs that are equal in a list have no order there and are not counted; NaN where there is none.
     """
-    x, y = _known(x, y)
+    x, y = _both_finite(x, y)
     agree = differ = 0
     for i in range(len(x) - 1):
         signs = np.sign(x[i + 1 :] - x[i]) * np.sign(y[i + 1 :] - y[i])
@@ -396,7 +397,7 @@ def duplicates(texts: Sequence[str]) -> list[list[int]]:
     return [same for same in rows.values() if len(same) > 1]
 
 
-def _known(x: Array, y: Array) -> tuple[Array, Array]:
+def _both_finite(x: Array, y: Array) -> tuple[Array, Array]:
     x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    known = np.isfinite(x) & np.isfinite(y)
-    return x[known], y[known]
+    both = np.isfinite(x) & np.isfinite(y)
+    return x[both], y[both]

@@ -1,4 +1,4 @@
-"""What a role is asked to be: ``AdamW``, ``Sampling`` and ``RoleSpec``, the pure descriptions the engines build from."""
+"""The pure descriptions that engines build roles from: ``AdamW``, ``Sampling`` and ``RoleSpec``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECOMPUTE = ("", "selective", "full")
 
 
 PARTS = ("weights", "gradients", "optimizer")
-"""What a trained role holds beside its activations and can have in host memory; ``"optimizer"`` is masters and moments."""
+"""The parts of a trained role, besides activations, that can lie in host memory; ``"optimizer"`` is masters and moments."""
 
 DECLARED_BY = {
     "actor": "session.actor('tiny')", "critic": "session.critic('tiny')",
@@ -37,9 +37,9 @@ def _check(condition: bool, name: str, value: object, wanted: str) -> None:
 
 Beta = Annotated[float, Within(0, below=1)]
 Parameters = Annotated[int, Within(1, 10**15)]
-"""Of a model."""
+"""The parameters of a model."""
 Learned = Annotated[str, OneOf(*RATES)]
-"""What a model learns, a key of :data:`hfsdk.core.learning_rates.RATES`."""
+"""The kind of learning of a model, a key of :data:`hfsdk.core.learning_rates.RATES`."""
 
 
 @documented
@@ -55,7 +55,7 @@ class AdamW(NamedFields):
     eps: Positive = 1e-8
     """Added to the square root of the second moment, outside it, as PyTorch does."""
     weight_decay: float = 0.0
-    """Decoupled: weights shrink by lr times it at every step."""
+    """Decay of the weights, decoupled: they shrink by lr times it at every step."""
     max_grad_norm: NonNegative = 1.0
     """Gradients are scaled down to this global norm, over all shards; 0 turns clipping off."""
     schedule: Annotated[str, OneOf("constant", "linear", "cosine")] = "constant"
@@ -65,7 +65,7 @@ class AdamW(NamedFields):
     total_steps: Index = 0
     """Optimizer steps after which ``min_lr`` is reached; needed by linear and cosine."""
     min_lr: float = 0.0
-    """What linear and cosine end at."""
+    """The learning rate at which linear and cosine end."""
     distributed: bool = False
     """Masters and moments are sharded over dp (Megatron's distributed optimizer, ZeRO stage 1, arXiv 1910.02054).
 
@@ -85,8 +85,8 @@ class AdamW(NamedFields):
         """Return the same with a learning rate and a warm-up: its own, or those suggested.
 
         Args:
-            num_parameters: of the model.
-            learns: what it learns: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
+            num_parameters: the model's number of parameters.
+            learns: the role's objective: ``"policy"``, ``"values"``, ``"preferences"``, ``"demonstrations"`` or ``"scores"``.
             adapters: whether only adapters (LoRA) are trained, which take larger steps.
 
         Raises:
@@ -183,7 +183,7 @@ class RoleSpec:
     """One role as declared: which model, which layouts, trained how."""
 
     name: str
-    """Unique in the session: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or the user's own."""
+    """Name of the role, unique in the session: ``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or the user's own."""
     kind: str
     """``"actor"``, ``"critic"``, ``"reference"``, ``"reward"`` or ``"cost"``."""
     folder: str = ""
@@ -215,10 +215,10 @@ class RoleSpec:
     """Activations computed again in the backward pass instead of kept: ``""`` none, ``"selective"`` those inside attention and
     MLP, ``"full"`` all but each layer's input (Korthikanti et al., arXiv 2205.05198)."""
     offload: bool = False
-    """What the role holds stays in host memory and comes to the device for its own calls alone: a frozen model's weights, a trained
-    one's gradients, masters and moments as well. While it generates only the rollout's copy is there."""
+    """Whether the role's state stays in host memory and comes to the device for its own calls alone: a frozen model's weights, a
+    trained one's gradients, masters and moments as well. While it generates only the rollout's copy is there."""
     seed: int = 0
-    """Of a new head."""
+    """Seed of a new head."""
     restore: str = ""
     """Folder of a checkpoint to load after the initial weights (set when a pool is rebuilt)."""
     function: Shipped | None = None
@@ -228,7 +228,7 @@ class RoleSpec:
     workers: Index = 0
     """Processes in which ``function`` runs on one sample each; 0: on the whole batch, in the process of all functions."""
     failures: Annotated[str, OneOf("raise", "skip")] = "raise"
-    """What a sample that raises or takes too long does, with workers: ``"raise"``, or it is not scored (``"skip"``)."""
+    """The effect of a sample that raises or takes too long, with workers: ``"raise"``, or it is not scored (``"skip"``)."""
     per_token: bool = False
     """Whether ``function`` gives a list of numbers per completion, one per token, instead of one number."""
     nodes: tuple[int, ...] = ()
@@ -243,7 +243,7 @@ class RoleSpec:
 
     @property
     def offloads(self) -> tuple[str, ...]:
-        """What stays in host memory while the role does not use it: of ``"weights"``, ``"gradients"``, ``"optimizer"``."""
+        """The parts that stay in host memory while the role is idle: some of ``"weights"``, ``"gradients"``, ``"optimizer"``."""
         if self.offload and self.lora is not None:  # the base stays: other roles may have it too
             return PARTS[1:] if self.trainable else ()
         if self.offload:
@@ -252,7 +252,7 @@ class RoleSpec:
 
     @property
     def learned(self) -> ModelSpec | None:
-        """What of the model is the role's own: its adapters where it has some, else all of it; ``None`` for a function."""
+        """The part of the model that is the role's own: its adapters where it has some, else all of it; ``None`` for a function."""
         return self.model if self.model is None or self.lora is None else AdapterSpec.of(self.model, self.lora)
 
     @property

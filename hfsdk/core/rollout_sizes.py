@@ -34,7 +34,7 @@ CPU_KV_CACHE_BYTES = 256 * 2**20
 """Most key/value cache taken on CPU unless asked for more: it is touched as a whole at the start."""
 
 KV_CACHE_BYTES = 8 * 2**30
-"""What a rollout should have on a GPU at least, where 64 of its longest sequences fill it: no margin is kept at its price."""
+"""Cache that a rollout on a GPU should have at least, where 64 of its longest sequences fill it: no margin may cost it this."""
 
 CONTEXT_TOKENS = 2048
 """Longest prompt plus response where ``RolloutOptions.max_model_len`` is 0 and the model allows more."""
@@ -73,7 +73,7 @@ def most_seqs(device: DeviceSpec) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUnits:
-    """What a rank's cache is made of."""
+    """The units of a rank's cache."""
 
     block: int
     """Bytes of one block."""
@@ -100,13 +100,13 @@ class CacheUnits:
         return cls(block=block, sequence=-(-longest // BLOCK_TOKENS) * block)
 
     def held_by(self, cache: int, beside: int = 0) -> int:
-        """Return how many longest sequences a cache of so many bytes holds, where each takes others ``beside``."""
+        """Return how many longest sequences a cache of so many bytes holds, where each takes ``beside`` more bytes."""
         return max(0, (cache - 2 * self.block) // (self.sequence + beside))
 
     def held_each(self, cache: int, tokens: Array) -> Array:
         """Return how many sequences of these lengths a cache of so many bytes holds, of each length by itself."""
-        found: Array = np.maximum(0, (cache - 2 * self.block) // (-(-tokens // BLOCK_TOKENS) * self.block).clip(1))
-        return found
+        sequences: Array = np.maximum(0, (cache - 2 * self.block) // (-(-tokens // BLOCK_TOKENS) * self.block).clip(1))
+        return sequences
 
     def holding(self, sequences: int) -> int:
         """Return the bytes that hold so many longest sequences: vLLM keeps one block for itself, and one is to spare."""
@@ -148,7 +148,7 @@ def choose_sizes(
     vLLM's own default.
 
     Args:
-        options: as declared.
+        options: the role's options as declared.
         spec: the model.
         device: the GPU.
         tp: tensor-parallel size of the rollout.

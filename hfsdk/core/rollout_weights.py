@@ -23,7 +23,7 @@ class RolloutWeights:
     fresh: bool = False
     """Whether they are the trainer's as these are now."""
     generating: bool = False
-    """Where they are shared, whether the rollout has them."""
+    """Whether the rollout has the weights, where both engines share them."""
 
     def stale_for(self, method: str) -> bool:
         """Whether the method generates and the weights are not the trainer's."""

@@ -63,7 +63,7 @@ class YarnScaling:
     beta_fast: Positive = 32.0
     beta_slow: Positive = 1.0
     attention_factor: Positive | None = None
-    """What cosines and sines are multiplied by, so attention by its square; ``None``: 0.1 ln(factor) + 1 (section 3.4)."""
+    """Factor of cosines and sines, so attention has its square; ``None``: 0.1 ln(factor) + 1 (section 3.4)."""
     truncate: bool = True
     """Whether the ends of the ramp are rounded outwards to whole dimensions."""
 
@@ -74,7 +74,7 @@ class YarnScaling:
 
     @property
     def attention(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return _attention(self.factor) if self.attention_factor is None else self.attention_factor
 
 
@@ -91,7 +91,7 @@ def rope_parameters(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
         raise UnsupportedModelError(
-            f"{name} has rope parameters {shown(rope)}; hfsdk runs a mapping of them that is for all layers. Use another model."
+            f"{name} has rope parameters {shown(rope)}; hfsdk takes one mapping of them for all layers. Use another model."
         )
     return rope
 
@@ -102,8 +102,8 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
     Args:
         config: the whole of it; a length that it names outside the rope parameters is the one that counts.
         rope: its :func:`rope_parameters`.
-        family: of the model.
-        name: of the model, for messages.
+        family: the model's family.
+        name: the model's name in messages.
 
     Raises:
         UnsupportedModelError: another rope type, or a number that is missing or none.
@@ -111,8 +111,10 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
     kind = rope.get("rope_type") or rope.get("type") or "default"
     types = OWN_ROPE_TYPES.get(family, ROPE_TYPES)
     if kind not in types:
-        known = ", ".join(map(repr, types))
-        raise UnsupportedModelError(f"{name} has rope type {shown(kind)}; hfsdk runs rotary positions {known}. Use another model.")
+        listed_types = ", ".join(map(repr, types))
+        raise UnsupportedModelError(
+            f"{name} has rope type {shown(kind)}; hfsdk runs rotary positions {listed_types}. Use another model."
+        )
     length = "original_max_position_embeddings"
     own = {length: config[length]} if length in config else {length: rope.get(length, config.get("max_position_embeddings"))}
     numbers = {**rope, **own}
@@ -130,15 +132,15 @@ def rope_scaling(config: Mapping[str, Any], rope: Mapping[str, Any], family: str
 
 
 def _yarn(numbers: Mapping[str, Any], original_max_positions: Any, max_positions: Any) -> YarnScaling:
-    given = {key: numbers[key] for key in ("beta_fast", "beta_slow", "truncate") if key in numbers}
+    options = {key: numbers[key] for key in ("beta_fast", "beta_slow", "truncate") if key in numbers}
     scaling = YarnScaling(
         factor=numbers.get("factor"), original_max_positions=original_max_positions,  # type: ignore[arg-type]
-        attention_factor=numbers.get("attention_factor"), **given,
+        attention_factor=numbers.get("attention_factor"), **options,
     )  # fmt: skip
     reached = scaling.factor * scaling.original_max_positions
     if isinstance(max_positions, int) and max_positions > reached:  # vLLM keeps a table of these
-        known = f"factor x {scaling.original_max_positions} = {reached:g}"
-        raise OptionError(f"max_position_embeddings={max_positions} is beyond {known}")
+        reach = f"factor x {scaling.original_max_positions} = {reached:g}"
+        raise OptionError(f"max_position_embeddings={max_positions} is beyond {reach}")
     weights = _AttentionFactors(mscale=numbers.get("mscale"), mscale_all_dim=numbers.get("mscale_all_dim"))
     if scaling.attention_factor is not None or not weights.mscale or not weights.mscale_all_dim:
         return scaling

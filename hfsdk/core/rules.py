@@ -1,6 +1,6 @@
-"""What a type takes: one :class:`Rule` per annotation, for the checker of arguments (``core/checks.py``).
+"""Rules of types: one :class:`Rule` per annotation says which values it takes, for the checker of arguments (``core/checks.py``).
 
-A rule hands back the value in plain Python, the very same object where nothing had to change, or :class:`Refused`. Numbers of
+A rule hands back the value in plain Python, the very same object where nothing had to change, or :class:`Refusal`. Numbers of
 numpy and torch become Python's; lists become the tuples that were declared; the items of lists and mappings are looked at.
 """
 
@@ -36,7 +36,7 @@ def shown(value: object, most: int = 80) -> str:
     elif type(value) in (list, tuple, set, frozenset, dict) and most < 5:
         text = "..."  # lists in lists may go on for ever
     elif type(value) in (list, tuple, set, frozenset, dict):
-        few = [shown(one, most // 2) for one in itertools.islice(cast(Iterable[Any], value), 3)]
+        few = [shown(item, most // 2) for item in itertools.islice(cast(Iterable[Any], value), 3)]
         size = len(cast(Sequence[Any], value))
         text = f"{type(value).__name__} of {size:,}: {', '.join(few)}" + ", ..." * (size > len(few)) if few else repr(value)
     else:
@@ -70,6 +70,7 @@ def rule_of(hint: Any) -> Rule:
 
 
 def _of_class(kind: Any, args: tuple[Any, ...]) -> Rule:
+    # A protocol that cannot be checked at run time, a TypeVar or ``object`` says nothing to compare a value with.
     if not isinstance(kind, type) or kind is object or (getattr(kind, "_is_protocol", False) and not _is_checkable(kind)):
         return ANYTHING
     if kind is tuple:
@@ -89,6 +90,7 @@ def _of_class(kind: Any, args: tuple[Any, ...]) -> Rule:
     elif kind.__module__ == "builtins":
         words, many = f"a {kind.__name__}", f"{kind.__name__}s"
     else:
+        # Users write ``hf.Batch``: messages name a class as they would.
         ours = kind.__name__ in getattr(sys.modules.get("hfsdk"), "__all__", ())
         words, many = (f"an hf.{kind.__name__}" if ours else f"a {kind.__name__}"), f"{'hf.' * ours}{kind.__name__}s"
     return Rule(lambda value: value if isinstance(value, kind) else NO, words, many)
@@ -125,7 +127,7 @@ def _bounded(hint: Any, notes: tuple[Any, ...]) -> Rule:
     """Return the rule of ``Annotated[hint, *notes]``; in a union the notes are for the members that they can be about."""
     if get_origin(hint) in (Union, types.UnionType):
         members = get_args(hint)
-        return _either(tuple(one if one is type(None) else Annotated[(one, *notes)] for one in members))
+        return _either(tuple(member if member is type(None) else Annotated[(member, *notes)] for member in members))
     rule = rule_of(hint)
     for note in notes:
         if isinstance(note, Bounds) and hint in (int, float):
@@ -152,8 +154,8 @@ def _within(rule: Rule, hint: Any, bounds: Bounds) -> Rule:
         number = take_number(value)
         return number if type(number) is Refusal or not bounds.finite or bounds.holds(number) else NO
 
-    one = " ".join(filter(None, words))
-    return Rule(take, one, one.removeprefix("a ").replace("number", "numbers", 1))
+    singular = " ".join(filter(None, words))
+    return Rule(take, singular, singular.removeprefix("a ").replace("number", "numbers", 1))
 
 
 def _sized(rule: Rule, length: Length) -> Rule:
@@ -163,8 +165,8 @@ def _sized(rule: Rule, length: Length) -> Rule:
         if isinstance(value, str) and len(value) > length.most:
             return NO
         as_it_is = isinstance(value, str) and (len(value) > MOST_CHARACTERS or not length.encoded)
-        taken = value if as_it_is else inner(value)
-        return taken if type(taken) is Refusal or length.least <= len(taken) <= length.most else NO
+        checked_value = value if as_it_is else inner(value)
+        return checked_value if type(checked_value) is Refusal or length.least <= len(checked_value) <= length.most else NO
 
     unit = "characters" if rule.one == "a text" else "items"
     return Rule(take, f"{rule.one} {length.words} {unit}", f"{rule.many} {length.words} {unit}")
@@ -182,13 +184,14 @@ def _either(hints: tuple[Any, ...]) -> Rule:
     takes = [rule.take for rule in sorted(rules, key=lambda rule: rule.one != "an array")]  # which stays one
 
     def take(value: Any) -> Any:
+        # A refusal with a place in it ("[3] must be ...") says more than that the whole is none of the types.
         most_telling = NO
-        for one in takes:
-            taken = one(value)
-            if type(taken) is not Refusal:
-                return taken
-            if taken is not NO:
-                most_telling = taken
+        for take_member in takes:
+            checked_value = take_member(value)
+            if type(checked_value) is not Refusal:
+                return checked_value
+            if checked_value is not NO:
+                most_telling = checked_value
         return dataclasses.replace(most_telling, wanted=most_telling.wanted if not most_telling.at else "")
 
     words, many = dict.fromkeys(rule.one for rule in rules), dict.fromkeys(rule.many for rule in rules)
@@ -198,6 +201,7 @@ def _either(hints: tuple[Any, ...]) -> Rule:
 def _listed(value: Any) -> Any:
     """Return an array of numpy or torch, or a series of pandas, with one axis as a list; everything else as it is."""
     if type(value).__module__.partition(".")[0] in ("numpy", "torch", "pandas") and getattr(value, "ndim", None) == 1:
+        # An array longer than the limit stays as it is: the rule of its length refuses it without making a list.
         return value.tolist() if value.shape[0] <= MOST_ITEMS else value
     return value
 
@@ -233,20 +237,21 @@ def _items(values: Any, item: Rule) -> Any:
     elif isinstance(values, Sequence):
         if not _is_short(values):
             return Refusal(f"at most {MOST_ITEMS:,} items")
+        # A sequence of the user's own may compute its items: a few tell whether it is of the right kind.
         few = itertools.islice(values, LOOKED_AT)
     else:
         return values  # looking would use a generator up
     if item is ANYTHING:
         return values
     changed = False
-    taken = []
+    checked_items = []
     for i, value in enumerate(few):
         new = item.take(value)
         if type(new) is Refusal:
             return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value)
         changed = changed or new is not value
-        taken.append(new)
-    return type(values)(taken) if changed and type(values) in (list, tuple, set, frozenset) else values
+        checked_items.append(new)
+    return type(values)(checked_items) if changed and type(values) in (list, tuple, set, frozenset) else values
 
 
 def _tuple(args: tuple[Any, ...]) -> Rule:
@@ -260,7 +265,7 @@ def _tuple(args: tuple[Any, ...]) -> Rule:
             return _items(value if isinstance(value, tuple) else tuple(value), item) if isinstance(value, list | tuple) else NO
 
         return Rule(take, words, words.removeprefix("a ").replace("tuple", "tuples", 1))
-    rules = [rule_of(one) for one in args]
+    rules = [rule_of(arg) for arg in args]
     kinds = list(dict.fromkeys(rule.many for rule in rules))
     words = f"a tuple of {len(rules)} {' and '.join(kinds)}"
 
@@ -268,12 +273,12 @@ def _tuple(args: tuple[Any, ...]) -> Rule:
         value = _listed(value)
         if not isinstance(value, list | tuple) or len(value) != len(rules):
             return NO
-        taken = tuple(rule.take(one) for rule, one in zip(rules, value, strict=True))
-        for i, new in enumerate(taken):
+        checked_items = tuple(rule.take(arg) for rule, arg in zip(rules, value, strict=True))
+        for i, new in enumerate(checked_items):
             if type(new) is Refusal:
                 return Refusal(at=f"[{i}]{new.at}", value=new.value if new.at else value[i])
-        same = type(value) is tuple and all(map(operator.is_, taken, value))
-        return value if same else taken
+        same = type(value) is tuple and all(map(operator.is_, checked_items, value))
+        return value if same else checked_items
 
     return Rule(take_each, words, words.removeprefix("a ").replace("tuple", "tuples", 1))
 
@@ -285,21 +290,21 @@ def _mapping(kind: Any, key: Any, item: Any) -> Rule:
     def take(value: Any) -> Any:
         if not isinstance(value, kind):
             return NO
-        taken = {}
-        for name, one in value.items():
-            new_name, new = keys.take(name), items.take(one)
+        checked_items = {}
+        for name, item_value in value.items():
+            new_name, new = keys.take(name), items.take(item_value)
             if type(new_name) is Refusal:
                 return Refusal(at=" with the key", value=name)
             if type(new) is Refusal:
-                return Refusal(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else one)
-            taken[new_name] = new
-        same = all(map(operator.is_, taken, value)) and all(map(operator.is_, taken.values(), value.values()))
-        return value if same else taken
+                return Refusal(at=f"[{shown(name, 30)}]{new.at}", value=new.value if new.at else item_value)
+            checked_items[new_name] = new
+        same = all(map(operator.is_, checked_items, value)) and all(map(operator.is_, checked_items.values(), value.values()))
+        return value if same else checked_items
 
     return Rule(take, words, words.removeprefix("a ").replace("mapping", "mappings", 1))
 
 
-# What stands beside a type in ``Annotated``: ``Within``, ``Length``, ``OneOf``; and what a rule is, with its no.
+# -- the notes of an ``Annotated`` type, and the rule that they make
 
 MOST_ITEMS = 10_000_000
 """Longest list that is taken where nothing else is said."""
@@ -330,7 +335,7 @@ class Bounds:
 
 
 class Within(Bounds):
-    """Bounds of a number, beside its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
+    """Bounds of a number, next to its type: ``Annotated[int, Within(1, 4096)]``, ``Annotated[float, Within(above=0)]``."""
 
     def __init__(
         self, least: float = -math.inf, most: float = math.inf, *, above: float = -math.inf, below: float = math.inf
@@ -364,7 +369,7 @@ class OneOf:
 
 
 NONFINITE = Bounds(finite=False)
-"""Beside ``float``: infinite numbers and NaN are taken too."""
+"""The note for a ``float`` that takes infinite numbers and NaN too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,9 +377,9 @@ class Refusal:
     """A rule's no.
 
     Attributes:
-        wanted: what would have been taken, where the rule's own words do not tell.
-        at: where inside the value, e.g. ``"[3]"``.
-        value: what stands there.
+        wanted: the accepted values in words, where the rule's own words do not tell.
+        at: the place inside the value, e.g. ``"[3]"``.
+        value: the value that stands there.
     """
 
     wanted: str = ""
@@ -387,7 +392,7 @@ NO = Refusal()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rule:
-    """What one annotation takes: ``take`` gives the value in plain Python, or :class:`Refused`.
+    """The values that one annotation takes: ``take`` gives the value in plain Python, or :class:`Refusal`.
 
     Attributes:
         take: the rule itself.
@@ -405,7 +410,7 @@ def figure(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) and abs(number) < 10**13 else f"{number:g}"
 
 
-# Single values as rules take them: numbers as Python's own, texts that have a UTF-8 form, paths that can be files.
+# -- rules of single values
 
 MOST_CHARACTERS = 1_000_000
 """Longest text that is taken where nothing else is said."""

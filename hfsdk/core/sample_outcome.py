@@ -1,4 +1,4 @@
-"""What became of one sample in a reward function that runs sample by sample: its score, its seconds, or how it failed."""
+"""The outcome of one sample in a reward function that runs sample by sample: its score, its seconds, or how it failed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ FAILURES = ("raised", "took too long", "ended its process", "is no score")
 """How a sample can fail: the function raised; was ended after ``timeout_s``; took its process with it; gave NaN, or no number."""
 
 TEXT_CHARS = 60
-"""Of a sample's text in a message."""
+"""Characters of a sample's text in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOutcome:
-    """Of one sample."""
+    """The outcome of one sample."""
 
     score: float | tuple[float, ...] | None = None
     """One number, of a reward per token one for each; ``None``: not scored."""
     seconds: float = 0.0
-    """Of the function alone."""
+    """Seconds of the function alone."""
     failure: str = ""
     """One of :data:`FAILURES`, or ``""``."""
     message: str = ""
-    """What went wrong, in words, without the sample."""
+    """The error in words, without the sample."""
     line: str = ""
     """The user's line at which it did, e.g. ``"rewards.py:12 in score"``; ``""`` where none is known."""
     details: str = ""

@@ -1,4 +1,4 @@
-"""What a model is, as numbers: ``ModelSpec``.
+"""``ModelSpec``: a model as numbers, read of a ``config.json`` or of a preset.
 
 Pure and frozen; nothing here loads a weight or asks a device. Parameter counts follow the tensor shapes of the Hugging
 Face format exactly; FLOPs follow Kaplan et al. (arXiv 2001.08361, section 2.1): 2 per weight and token forward, twice
@@ -34,11 +34,10 @@ from hfsdk.core.text import nearest
 from hfsdk.core.untrusted import has_file, read_json
 from hfsdk.core.weight_files import own_head
 
-# What a Hugging Face ``config.json`` says, key by key: each is read here, is known to change no number, or is refused.
+# -- the keys of a config.json
 #
-# transformers is the reference. A key that vLLM's model takes and transformers' does not (or the other way round) would give two
-# models from one folder, so it is refused as well. So is a key that nobody here knows: what it asks for would be left out in
-# silence. A key that is null says nothing.
+# transformers is the reference. A key that only one of vLLM and transformers takes would give two models from one folder, and what
+# an unknown key asks for would be left out in silence: both are refused. A key that is null says nothing.
 
 CLASS_PREFIXES = {"llama": "Llama", "mistral": "Mistral", "phi3": "Phi3", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Family the engines know -> how transformers' class names of it begin."""
@@ -53,7 +52,7 @@ FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() fo
 """Hugging Face architecture name -> family."""
 
 MOST_LAYERS = 10_000
-"""Of a model whose folder is read; for each of them lists of weights are made."""
+"""Most layers of a model whose folder is read; lists of weights are made for each."""
 
 NEUTRAL: dict[str, tuple[Any, str]] = {
     "partial_rotary_factor": (1, "rotary positions over the whole head"),
@@ -169,19 +168,19 @@ def only_read(config: Mapping[str, Any]) -> dict[str, Any]:
 
     transformers makes a list of ``num_labels`` labels, however many these are.
     """
-    found = {key: config[key] for key in READ if config.get(key) is not None}
-    known = [one for one in config["architectures"] if isinstance(one, str) and one in FAMILIES]
-    found |= {"architectures": known[:1], "model_type": FAMILIES[known[0]]}
+    read_keys = {key: config[key] for key in READ if config.get(key) is not None}
+    architectures = [name for name in config["architectures"] if isinstance(name, str) and name in FAMILIES]
+    read_keys |= {"architectures": architectures[:1], "model_type": FAMILIES[architectures[0]]}
     for key in ("rope_scaling", "rope_parameters"):
         if config.get(key):
-            found[key] = {name: config[key][name] for name in READ_OF_ROPE if config[key].get(name) is not None}
+            read_keys[key] = {name: config[key][name] for name in READ_OF_ROPE if config[key].get(name) is not None}
             break
-    rope = found.get("rope_scaling") or found.get("rope_parameters") or {}
+    rope = read_keys.get("rope_scaling") or read_keys.get("rope_parameters") or {}
     if (rope.get("rope_type") or rope.get("type") or "default") != "default":
-        found |= {key: config[key] for key in ("original_max_position_embeddings",) if key in config}
+        read_keys |= {key: config[key] for key in ("original_max_position_embeddings",) if key in config}
     if "rope_theta" not in rope and config.get("rope_theta"):
-        found["rope_theta"] = config["rope_theta"]
-    return found
+        read_keys["rope_theta"] = config["rope_theta"]
+    return read_keys
 
 
 def require(condition: bool, name: str, has: str, runs: str) -> None:
@@ -227,16 +226,19 @@ def family_of(config: Mapping[str, Any], name: str) -> str:
         UnsupportedModelError: it is one that the engines do not run.
     """
     architectures = config.get("architectures") or []
-    known = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
-    if not known:
-        given = ", ".join(map(shown, architectures[:4])) if isinstance(architectures, list) else shown(architectures)
+    known_families = [a for a in architectures if isinstance(a, str) and a in FAMILIES] if isinstance(architectures, list) else []
+    if not known_families:
+        listed_architectures = ", ".join(map(shown, architectures[:4])) if isinstance(architectures, list) else shown(architectures)
         raise UnsupportedModelError(
-            f"{name} has architecture {given or 'none'}; hfsdk runs {', '.join(sorted(FAMILIES))}. "
+            f"{name} has architecture {listed_architectures or 'none'}; hfsdk runs {', '.join(sorted(FAMILIES))}. "
             "Use a model of one of these architectures."
         )
-    family = FAMILIES[known[0]]
+    class_name = known_families[0]
+    family = FAMILIES[class_name]
     kind = config.get("model_type")  # by which transformers chooses the model
-    require(kind in (None, family), name, f"model_type={shown(kind)} beside {known[0]}", f"{known[0]} with model_type={family!r}")
+    require(
+        kind in (None, family), name, f"model_type={shown(kind)} beside {class_name}", f"{class_name} with model_type={family!r}"
+    )
     return family
 
 
@@ -252,17 +254,17 @@ def check_neutral(config: Mapping[str, Any], rope: Mapping[str, Any], name: str)
         for where in (config, rope):
             value = where.get(key)
             require(value is None or value == neutral, name, f"{key}={shown(value)}", words)
-    for where, known in ((config, KNOWN), (rope, KNOWN_OF_ROPE)):
-        check_known(where, known, name)
+    for where, known_keys in ((config, KNOWN), (rope, KNOWN_OF_ROPE)):
+        check_known(where, known_keys, name)
 
 
-def check_known(config: Mapping[str, Any], known: Collection[str], name: str) -> None:
+def check_known(config: Mapping[str, Any], known_keys: Collection[str], name: str) -> None:
     """Refuse keys that nobody here knows, and that say something.
 
     Raises:
         UnsupportedModelError: names them.
     """
-    unknown = [key for key, value in config.items() if key not in known and value is not None]
+    unknown = [key for key, value in config.items() if key not in known_keys and value is not None]
     if unknown:
         listed = ", ".join(f"{shown(key)}: {shown(config[key])}" for key in unknown[:5])
         raise UnsupportedModelError(
@@ -313,7 +315,7 @@ def window_of(config: Mapping[str, Any], family: str, name: str) -> int | None:
 
 
 def check_heads(family: str, hidden_size: int, num_heads: int, name: str) -> None:
-    """Refuse a Llama whose width is no multiple of its heads: transformers and vLLM do, whatever ``head_dim`` says.
+    """Refuse a Llama whose width is no multiple of its heads: transformers and vLLM do so too, even with another ``head_dim``.
 
     Raises:
         UnsupportedModelError: names both numbers, and the class that computes the same and is taken.
@@ -332,13 +334,7 @@ def kv_heads_of(config: Mapping[str, Any], family: str, num_heads: int) -> Any:
     return config.get("num_key_value_heads", 8 if family == "mistral" else num_heads) or num_heads
 
 
-# Mixtures of experts and latent attention as numbers, those of a model's ``config.json``. For planning and simulation only.
-#
-# In a sparse layer a router sends each token to *k* of *E* experts, small gated MLPs; shared experts see every token. Latent
-# attention (DeepSeek-V2, arXiv 2405.04434, 2.1) keeps one compressed vector a token, for all heads, not keys and values::
-#
-#     layers before first_dense      one MLP of mlp_hidden_size
-#     the layers after them          router [E, h], E experts and the shared ones, each of `width`; a token sees k + shared
+# -- mixtures of experts and latent attention, for planning and simulation only
 
 Some = Annotated[int, Within(1, 10**6)]
 Further = Annotated[int, Within(0, 10**6)]
@@ -347,7 +343,11 @@ Further = Annotated[int, Within(0, 10**6)]
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Experts(NamedFields):
-    """The sparse layers of a mixture of experts."""
+    """The sparse layers of a mixture of experts: a router [E, h] sends each token to *k* of *E* experts, small gated MLPs.
+
+    The layers before ``first_dense`` have one MLP of ``mlp_hidden_size`` each. In the layers after them a token sees k experts and
+    the shared ones, each of ``width``.
+    """
 
     count: Some
     """E: experts of a sparse layer that the router chooses from."""
@@ -356,7 +356,7 @@ class Experts(NamedFields):
     width: Some
     """Width inside each expert's gated MLP (``moe_intermediate_size``)."""
     shared: Further = 0
-    """Experts of that width that see every token beside the chosen ones (``n_shared_experts``)."""
+    """Experts of that width that see every token in addition to the chosen ones (``n_shared_experts``)."""
     first_dense: Further = 0
     """Layers at the beginning that have one MLP in place of experts (``first_k_dense_replace``)."""
     router_bias: bool = False
@@ -371,7 +371,10 @@ class Experts(NamedFields):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(NamedFields):
-    """Attention whose keys and values come from one compressed vector a token (MLA, arXiv 2405.04434)."""
+    """Attention whose keys and values come from one compressed vector a token (MLA, arXiv 2405.04434, section 2.1).
+
+    The cache keeps that vector for all heads, and no keys and values.
+    """
 
     q_rank: Some
     """Width of the compressed queries (``q_lora_rank``)."""
@@ -393,16 +396,16 @@ class LatentAttention(NamedFields):
         return (self.nope_dim + self.rope_dim + self.value_dim) // 2
 
 
-def latent_tensors(one: LatentAttention, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:
+def latent_tensors(attention: LatentAttention, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:
     """Return a layer's weights by Hugging Face name; what ends in ``_b_proj`` or is ``o_proj`` is cut over heads."""
     return {
-        "q_a_proj.weight": (one.q_rank, hidden),
-        "q_a_layernorm.weight": (one.q_rank,),
-        "q_b_proj.weight": (heads * (one.nope_dim + one.rope_dim), one.q_rank),
-        "kv_a_proj_with_mqa.weight": (one.kv_rank + one.rope_dim, hidden),
-        "kv_a_layernorm.weight": (one.kv_rank,),
-        "kv_b_proj.weight": (heads * (one.nope_dim + one.value_dim), one.kv_rank),
-        "o_proj.weight": (hidden, heads * one.value_dim),
+        "q_a_proj.weight": (attention.q_rank, hidden),
+        "q_a_layernorm.weight": (attention.q_rank,),
+        "q_b_proj.weight": (heads * (attention.nope_dim + attention.rope_dim), attention.q_rank),
+        "kv_a_proj_with_mqa.weight": (attention.kv_rank + attention.rope_dim, hidden),
+        "kv_a_layernorm.weight": (attention.kv_rank,),
+        "kv_b_proj.weight": (heads * (attention.nope_dim + attention.value_dim), attention.kv_rank),
+        "o_proj.weight": (hidden, heads * attention.value_dim),
     }
 
 
@@ -465,15 +468,15 @@ class ModelSpec:
     rope_theta: Positive = 10000.0
     """Base of the rotary angles."""
     rope_scaling: RopeScaling | YarnScaling | None = None
-    """Of rope type ``llama3`` or ``yarn``; ``None``: rotary positions as they are."""
+    """The stretched positions of rope type ``llama3`` or ``yarn``; ``None``: rotary positions as they are."""
     attention_bias: bool = False
-    """Of llama alone: whether queries, keys, values and the output of attention have a bias."""
+    """Whether queries, keys, values and the output of attention have a bias; for llama alone."""
     mlp_bias: bool = False
-    """Of llama alone: whether the three layers of the MLP have a bias."""
+    """Whether the three layers of the MLP have a bias; for llama alone."""
     sliding_window: Count | None = None
     """How many tokens each token sees, itself included; ``None``: all before it."""
     experts: Experts | None = None
-    """Of a mixture of experts, for planning and simulation: the sparse layers. ``None``: every layer has one MLP."""
+    """The sparse layers of a mixture of experts, for planning and simulation. ``None``: every layer has one MLP."""
     latent: LatentAttention | None = None
     """Attention with compressed keys and values, for the same; ``num_kv_heads`` is 1 then, as all heads share them."""
 
@@ -556,8 +559,8 @@ class ModelSpec:
             ModelNotFoundError: no preset has this name.
         """
         if name not in PRESETS:
-            known = nearest(name, PRESETS)
-            raise ModelNotFoundError(f"no model preset {shown(name)}; {known}. Or give its numbers: hf.ModelSpec(...)")
+            nearest_names = nearest(name, PRESETS)
+            raise ModelNotFoundError(f"no model preset {shown(name)}; {nearest_names}. Or give its numbers: hf.ModelSpec(...)")
         return PRESETS[name]
 
     @property
@@ -644,11 +647,11 @@ class ModelSpec:
     @property
     def mlp_width_per_token(self) -> int:
         """Width inside the MLPs that one token goes through, the mean of the layers."""
-        one = self.experts
-        if one is None:
+        experts = self.experts
+        if experts is None:
             return self.mlp_hidden_size
-        sparse = (self.num_layers - one.first_dense) * (one.per_token + one.shared) * one.width
-        return (sparse + one.first_dense * self.mlp_hidden_size) // self.num_layers
+        sparse = (self.num_layers - experts.first_dense) * (experts.per_token + experts.shared) * experts.width
+        return (sparse + experts.first_dense * self.mlp_hidden_size) // self.num_layers
 
     def num_active_parameters(self) -> int:
         """Count the weights that one token goes through: of the experts those it is sent to."""
@@ -715,7 +718,7 @@ SMOLLM2_SIZES: dict[str, Sizes] = {
 """SmolLM2 (arXiv 2502.02737) and the published configs."""
 
 TIED = ("llama3-1b", "llama3-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b")
-"""Of these, the sizes whose output layer is the embedding; SmolLM2's all are."""
+"""The sizes of presets whose output layer is the embedding; SmolLM2's all are."""
 
 
 _QWEN3 = {"family": "qwen3", "head_dim": 128, "vocab_size": 151936, "max_positions": 40960, "norm_eps": 1e-6, "rope_theta": 1e6}

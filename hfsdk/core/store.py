@@ -5,9 +5,9 @@
     s3://bucket/run1/session.json       an object: it appears whole, or not at all
     s3://bucket/run1                    no folder: what objects' names begin with
 
-A store renames nothing and locks nothing. What it refuses, or does not answer, is a `CheckpointError` that names the address and
-the node, in the words of the protocol's package. Each process opens a store with what its own node has of credentials; they are
-in no address, no message and no order to a worker.
+A store renames nothing and locks nothing. A refusal, or no answer, is a `CheckpointError` that names the address and the node, in
+the words of the protocol's package. Each process opens a store with what its own node has of credentials; they are in no address,
+no message and no order to a worker.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hfsdk.core.errors import CheckpointError, HfsdkError, OptionError
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(/*[^/].*)")
 
 BLOCK_BYTES = 1 << 24
-"""Asked for at a time, of an object that is read from its beginning to its end."""
+"""Bytes that are asked for at a time, of an object that is read from its beginning to its end."""
 
 MOST_CHARACTERS = 300
-"""Of what a store says."""
+"""Most characters that a message quotes of a store's answer."""
 
 _stores: dict[str, Any] = {}
 """fsspec's file systems, by protocol; one that failed is made again, with the credentials that there are then."""
 
 
 class StorePath(str):
-    """See the module's text. Made of an address that :func:`store_path` has checked."""
+    """A place in an object store, with as much of ``pathlib.Path`` as saves need; see :func:`store_path`."""
 
     __slots__ = ()
 
@@ -44,12 +44,12 @@ class StorePath(str):
 
     @property
     def name(self) -> str:
-        """What stands behind the last slash."""
+        """The part behind the last slash."""
         return self.rpartition("/")[2]
 
     @property
     def parent(self) -> StorePath:
-        """What stands before it; of a bucket, itself."""
+        """The part before the last slash; for a bucket, itself."""
         before = self.rpartition("/")[0]
         return self if before.endswith("/") else StorePath(before)
 
@@ -62,10 +62,10 @@ class StorePath(str):
     def _info(self) -> Mapping[str, Any]:
         with _asking(self, "read") as store:
             try:
-                found: Mapping[str, Any] = store.info(str(self))
+                info: Mapping[str, Any] = store.info(str(self))
             except FileNotFoundError:
                 return {}
-            return found
+            return info
 
     def exists(self) -> bool:
         """Whether there is such an object, or one whose name begins so."""
@@ -89,29 +89,29 @@ class StorePath(str):
         Raises:
             FileNotFoundError: there is none.
         """
-        found = self._info()
-        if found.get("type") != "file":
+        info = self._info()
+        if info.get("type") != "file":
             raise FileNotFoundError(str(self))
-        return SimpleNamespace(st_size=int(found["size"]))
+        return SimpleNamespace(st_size=int(info["size"]))
 
     def iterdir(self) -> Iterator[StorePath]:
         """Return what is below it by one slash; nothing where there is nothing."""
         names: list[str] = []
         with _asking(self, "read") as store, suppress(FileNotFoundError):
-            mine = store._strip_protocol(str(self)).rstrip("/")
-            found = {name.rstrip("/") for name in store.ls(str(self), detail=False)} - {mine}
-            names = sorted(name.rpartition("/")[2] for name in found)
+            own_name = store._strip_protocol(str(self)).rstrip("/")
+            children = {name.rstrip("/") for name in store.ls(str(self), detail=False)} - {own_name}
+            names = sorted(name.rpartition("/")[2] for name in children)
         return iter([self / name for name in names])
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of every object below it, by the rest of its name: one question, however many there are."""
         with _asking(self, "read") as store:
             try:
-                found = store.find(str(self), detail=True)
+                objects = store.find(str(self), detail=True)
             except FileNotFoundError:
                 return {}
             before = len(store._strip_protocol(str(self)).rstrip("/")) + 1
-            return {name[before:]: int(info["size"]) for name, info in found.items()}
+            return {name[before:]: int(info["size"]) for name, info in objects.items()}
 
     # -- reading
 
@@ -230,23 +230,21 @@ def store_path(address: str) -> StorePath:
         OptionError: it is no address, it has a secret in it, or a package is missing.
         CheckpointError: the package does not take the credentials.
     """
-    known = ADDRESS.fullmatch(address)
-    if known is None or "::" in address:
-        raise OptionError(
-            f"an address in an object store is one like 's3://bucket/runs/1'; got {_without_secrets(address)[:100]!r}"
-        )
+    parts = ADDRESS.fullmatch(address)
+    if parts is None or "::" in address:
+        raise OptionError(f"an address in an object store looks like 's3://bucket/runs/1'; got {_without_secrets(address)[:100]!r}")
     if any(sign in address for sign in "*[]"):
         raise OptionError(
             f"an address in an object store has no '*', '[' or ']', which fsspec takes for patterns; got {address[:100]!r}"
         )
-    if "?" in address or "#" in address or re.match(r"[^/]*:[^/]*@", known[2]):
+    if "?" in address or "#" in address or re.match(r"[^/]*:[^/]*@", parts[2]):
         raise OptionError(
-            f"an address in an object store has no password and no '?' or '#', for messages show it. Give {known[1]}:// its "
+            f"an address in an object store must have no password, '?' or '#': messages show it. Give {parts[1]}:// its "
             "credentials as its own package takes them, e.g. in environment variables or a file, on every node"
         )
-    found = StorePath(address.rstrip("/"))
-    found.mkdir()
-    return found
+    place = StorePath(address.rstrip("/"))
+    place.mkdir()
+    return place
 
 
 def _store(protocol: str, path: StorePath) -> Any:
@@ -290,8 +288,8 @@ def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any
         _stores.pop(protocol, None)
         why = _without_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:MOST_CHARACTERS].rstrip(".")
         raise CheckpointError(
-            f"{path} cannot be {done} from {platform.node()}: {why}. See that the address is right, and that this node reaches the "
-            "store, with credentials that may do that."
+            f"{path} cannot be {done} from {platform.node()}: {why}. Check the address, the way to the store from this "
+            "node, and what its credentials allow."
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""What this system lets hfsdk do: run the engines, start threads, have temporary folders.
+"""The abilities of the system that hfsdk runs on: to run the engines, start threads, have temporary folders.
 
 The engines run on Linux. Simulation, plans and pictures run wherever Python does, also without threads (a Python in a browser,
-as Pyodide, has none to start): what is otherwise done beside the user's own thread is then done on it. A simulated session
+as Pyodide, has none to start): work that otherwise has a thread of its own is then done on the user's. A simulated session
 carries each call out as it is submitted, a picture is sent as it is published, a save returns when it is complete.
 """
 
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 NAMES = {"darwin": "macOS", "win32": "Windows", "emscripten": "a browser"}
-"""Of systems, by ``sys.platform``."""
+"""Names of systems, by ``sys.platform``."""
 
 
 def without_engines() -> str:
@@ -45,11 +45,11 @@ def can_start_threads() -> bool:
 
 
 _temporary: list[Path] = []
-"""Where this process's temporary folders lie, in the last of them; empty: where the system has them."""
+"""The folder for this process's temporary folders is the last of these; empty: the system's own."""
 
 
 def keep_temporary_in(place: Path) -> None:
-    """Have this process's temporary folders lie in a folder that somebody removes should the process be killed."""
+    """Have this process's temporary folders lie in a folder that another process removes if this one is killed."""
     _temporary.append(place)
 
 
@@ -66,7 +66,5 @@ def temporary_folder(prefix: str) -> Iterator[str]:
         yield folder
 
 
-# Whether the interpreter ends.
-
 exiting = threading.Event()
-"""The interpreter ends: nothing is shown any more, for whoever looked may be gone already."""
+"""The interpreter ends: nothing is shown any more, since the display may be gone already."""

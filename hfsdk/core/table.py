@@ -130,7 +130,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
         if not is_whole(row):
             raise ColumnError(f"row must be a whole number; got row={shown(row)}")
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"row {row} does not exist; the column has {len(self)} rows")
         row %= len(self)
         return self.flat[self.offsets[row] : self.offsets[row + 1]]
 
@@ -150,19 +150,19 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Ragged:
         """Apply an elementwise function of NumPy to the values."""
-        columns = [one for one in inputs if isinstance(one, Ragged)]
+        columns = [column for column in inputs if isinstance(column, Ragged)]
         if method != "__call__" or "out" in options or "where" in options or ufunc.nout != 1 or ufunc.signature is not None:
             raise ColumnError(
                 f"rows of different lengths take no {ufunc.__name__}.{method}; column.flat has all values in one array"
             )
-        if any(not np.array_equal(one.offsets, self.offsets) for one in columns):
+        if any(not np.array_equal(column.offsets, self.offsets) for column in columns):
             raise ColumnError(f"{ufunc.__name__} takes columns whose rows have the same lengths")
-        if any(np.ndim(one) for one in inputs if not isinstance(one, Ragged)):
+        if any(np.ndim(column) for column in inputs if not isinstance(column, Ragged)):
             raise ColumnError(
                 f"{ufunc.__name__} takes columns of rows and single numbers; np.repeat(numbers, column.lengths) has a number "
                 "per value of column.flat"
             )
-        flat = ufunc(*(one.flat if isinstance(one, Ragged) else one for one in inputs), **options)
+        flat = ufunc(*(column.flat if isinstance(column, Ragged) else column for column in inputs), **options)
         return Ragged(flat, self.offsets)
 
     @checked(error=ColumnError)
@@ -176,6 +176,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
         if len(index) == len(self) and np.array_equal(index, np.arange(len(self))):
             return self
         lengths = self.lengths[index]
+        # A run of rows is the usual case (micro-batches, a rank's share) and must not copy gigabytes.
         if len(index) and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
             first, last = int(index[0]), int(index[-1]) + 1
             return Ragged(
@@ -184,6 +185,7 @@ class Ragged(AttributeHints, np.lib.mixins.NDArrayOperatorsMixin):
             )
         offsets = np.zeros(len(index) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
+        # Where each value comes from: the start of its row there minus its start here, plus its place here.
         positions = np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.flat[positions], offsets)
 
@@ -286,6 +288,7 @@ def as_column(value: Any) -> Column:
     if isinstance(value, Sized) and len(value) > MOST_ROWS:
         raise ColumnError(f"a column has at most {MOST_ROWS:,} entries; got {shown(value)}")
     items = list(value)
+    # Booleans and numbers before lists: a list of numbers is one number per sample, not one ragged row.
     if items and all(isinstance(v, (bool, int, float, np.number)) for v in items):
         return np.asarray(items)
     if items and all(_is_numbers(v) for v in items):

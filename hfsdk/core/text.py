@@ -1,4 +1,4 @@
-"""What a terminal may be given: user texts reach it as text, never as orders to it."""
+"""Texts for a terminal: what users wrote reaches it as text, never as orders to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_printable(data: Any) -> Any:
         return printable(data)
     if isinstance(data, dict):
         return {all_printable(key): all_printable(value) for key, value in data.items()}
-    return [all_printable(one) for one in data] if isinstance(data, list | tuple) else data
+    return [all_printable(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def listed(names: Iterable[str]) -> str:
@@ -38,15 +38,18 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(name if name.isprintable() else repr(name) for name in names)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """Return words for the known names nearest to an unknown one, e.g. ``"did you mean 'llama-70b'?"``, or all of them."""
-    names = list(known)
-    folded = {one.lower(): one for one in names}
-    asked = name.strip().lower()
-    close = difflib.get_close_matches(asked, list(folded), n=3, cutoff=0.5)
-    found = [folded[one] for one in dict.fromkeys([one for one in folded if asked and one.startswith(asked)] + close)][:3]
+    names = list(choices)
+    folded = {candidate.lower(): candidate for candidate in names}
+    typed = name.strip().lower()
+    close = difflib.get_close_matches(typed, list(folded), n=3, cutoff=0.5)
+    suggestions = [
+        folded[candidate]
+        for candidate in dict.fromkeys([candidate for candidate in folded if typed and candidate.startswith(typed)] + close)
+    ][:3]
     every = f"here are {', '.join(names)}"
-    return f"did you mean {' or '.join(map(repr, found))}? T{every}" if found else f"t{every}"
+    return f"did you mean {' or '.join(map(repr, suggestions))}? T{every}" if suggestions else f"t{every}"
 
 
 def millions(count: int) -> str:

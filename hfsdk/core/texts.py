@@ -10,8 +10,8 @@ r"""``Texts``: the one place where text becomes tokens; prompts, demonstrations,
                   the template of the whole conversation, less the template of the prompt as generation gets it:
                   with what the template writes around the answer, up to the token that ends a response
 
-What stands behind the end of a turn belongs to the next one, and no rollout ever writes it. So a text that is learned, or scored as
-one of a pair, has the tokens that it has where the model itself wrote it.
+Text behind the end of a turn belongs to the next one, and no rollout ever writes it. So a text that is learned, or scored as one of
+a pair, has the tokens that it has where the model itself wrote it.
 
 A prompt keeps the tokens that generation gives it, also where its last characters and the first of the response would be one
 token (``"The sky is "`` and ``"blue"``); only a prompt that nobody wrote, the common beginning of a pair, ends before that token.
@@ -55,7 +55,7 @@ FIELDS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 
 
 class Codec(Protocol):
-    """What is asked of a tokenizer and its template; an implementation decides nothing about where a text begins or ends."""
+    """The answers of a tokenizer and its template; where a text begins or ends is decided elsewhere."""
 
     @property
     def whose(self) -> str:
@@ -72,7 +72,7 @@ class Codec(Protocol):
 
     @property
     def before(self) -> list[int]:
-        """What the tokenizer puts before a whole text, ``<bos>`` or nothing."""
+        """Return the token ids that the tokenizer puts before a whole text: ``<bos>`` or none."""
         ...
 
     @property
@@ -105,9 +105,9 @@ class Texts:
         self._codec = codec
         self._ends: dict[bool, TurnEnds] = {}
         self._writes: dict[tuple[str, str], bool] = {}
-        """By role and template, whether it writes its messages."""
+        """Whether a template writes the messages of a role, by role and template."""
         self._openings: dict[bool, int | None] = {}
-        """By whether an answer calls tools, the end that the turn behind it begins with."""
+        """The end with which the next turn begins, by whether the answer before it calls tools."""
         self._notes: list[str] = []
 
     # -- what is asked
@@ -125,25 +125,26 @@ class Texts:
         """
         return self._codec.plain(self._render(chat, ready=True))
 
-    def example(self, asked: Example) -> Encoded:
+    def example(self, example: Example) -> Encoded:
         """Return the token ids of a prompt and of its response, which has its end.
 
         Raises:
             OptionError: the template does not take it, or writes earlier turns otherwise once there is an answer.
         """
-        prompt, response = asked["prompt"], asked["response"]
+        prompt, response = example["prompt"], example["response"]
         if prompt is not None and not isinstance(prompt, str):
             return self._answer(prompt, response if isinstance(response, dict) else _said(ASSISTANT, response))
         assert isinstance(response, str)
         if prompt is None:
-            return [], self._ended(self.whole(response) if asked.get("begins") else self._codec.plain(response))
+            return [], self._ended(self.whole(response) if example.get("begins") else self._codec.plain(response))
+        # Tokens may join across the border of prompt and response, so both are encoded as one text and then parted.
         start, both = self.whole(prompt), self.whole(prompt + response)
-        start, answer = self._split(start, both, response, cut_back=asked.get("cut_back", False))
+        start, answer = self._split(start, both, response, cut_back=example.get("cut_back", False))
         return start, self._ended(answer)
 
     @property
     def notes(self) -> list[str]:
-        """What was chosen so far where files and template leave a choice, a sentence each."""
+        """The choices made so far where files and template leave one, a sentence each."""
         return list(dict.fromkeys([*(note for ends in self._ends.values() for note in ends.notes), *self._notes]))
 
     def ends(self, *, chats: bool) -> TurnEnds:
@@ -166,6 +167,8 @@ class Texts:
         same = common_beginning(start, both)
         if same == len(start) or cut_back:
             return both[:same], both[same:]
+        # The last token of the prompt goes on into the response; what was generated began with a token of its own, so the response
+        # is encoded alone.
         alone = self._codec.plain(response)
         if self._codec.decode(start + alone) != self._codec.decode(start) + response:  # it puts a space before a first word
             line, behind_line = self._codec.plain("\n"), self._codec.plain("\n" + response)
@@ -174,49 +177,50 @@ class Texts:
 
     def _answer(self, chat: Chat, message: Message) -> Encoded:
         whole_chat = _with(chat, [*chat["messages"], message])
-        asked, answered = self._render(chat, ready=True), self._render(whole_chat, ready=False, learned=True)
-        start, response = self._parted(chat, whole_chat, asked, answered)
+        question, answered = self._render(chat, ready=True), self._render(whole_chat, ready=False, learned=True)
+        start, response = self._parted(chat, whole_chat, question, answered)
         end = self._end_of(response)
         if end is not None:
             return start, response[:end]
+        # The template has written white space behind the answer and no end: that space belongs to the next turn.
         behind = _spaces(answered) - _spaces(message["content"] or "")
         if behind > 0:  # the space between turns, where the template ends none
-            start, response = self._parted(chat, whole_chat, asked, answered[:-behind])
+            start, response = self._parted(chat, whole_chat, question, answered[:-behind])
         last = self._opening(calls=bool(message.get("tool_calls")))
         last = self.ends(chats=True).text if last is None else last
         return start, response + ([] if last is None else [last])
 
-    def _parted(self, chat: Chat, whole_chat: Chat, asked: str, answered: str) -> Encoded:
-        start, both = self._codec.plain(asked), self._codec.plain(answered)
+    def _parted(self, chat: Chat, whole_chat: Chat, question: str, answered: str) -> Encoded:
+        start, both = self._codec.plain(question), self._codec.plain(answered)
         same = common_beginning(start, both)
         if same == len(start):
             return start, both[same:]
-        if answered.startswith(asked):
-            return self._split(start, both, answered[len(asked) :])
-        own = common_beginning(asked, self._render(chat, ready=False))  # behind it stands what asks for an answer
-        if common_beginning(asked, answered) < own:
-            raise OptionError(self._rewritten(chat, asked, answered))
+        if answered.startswith(question):
+            return self._split(start, both, answered[len(question) :])
+        own = common_beginning(question, self._render(chat, ready=False))  # behind it stands what asks for an answer
+        if common_beginning(question, answered) < own:
+            raise OptionError(self._rewritten(chat, question, answered))
         self._note(
             f"the chat template writes {shown(self._codec.decode(start[same:]))} before an answer that is to be generated, and not "
             "before one that is given: a learned answer follows a prompt without it, as in TRL"
         )
         return both[:same], both[same:]
 
-    def _rewritten(self, chat: Chat, asked: str, answered: str) -> str:
+    def _rewritten(self, chat: Chat, prompt: str, answered: str) -> str:
         """Say which earlier message the template writes otherwise once there is an answer."""
-        messages, same = chat["messages"], common_beginning(asked, answered)
+        messages, same = chat["messages"], common_beginning(prompt, answered)
         at = len(messages) - 1
         for place in range(at):
             try:
                 beginning = self._render(_with(chat, messages[: place + 1]), ready=False)
             except OptionError:  # the template takes no conversation that ends there
                 continue
-            if common_beginning(beginning, asked) > same:
+            if common_beginning(beginning, prompt) > same:
                 at = place
                 break
         return (
             f"the chat template of {self._codec.whose} writes message {at}, of {shown(messages[at]['role'])}, otherwise once an "
-            f"answer follows: {shown(asked[same : same + 40])} is then {shown(answered[same : same + 40])}, and no response goes "
+            f"answer follows: {shown(prompt[same : same + 40])} is then {shown(answered[same : same + 40])}, and no response goes "
             "on with the prompt. Leave out or change what it rewrites there, or give prompt and completion as texts"
         )
 
@@ -224,10 +228,11 @@ class Texts:
         """Return where the turn that a template has written ends: behind the first end after the last token of the answer."""
         ends = self.ends(chats=True).ids
         written = len(response)
+        # The answer's own text may have an end in the middle (a quoted template); only what stands behind its last word counts.
         while written and self._is_behind(response[written - 1], ends):
             written -= 1
-        found = next((i for i in range(written, len(response)) if response[i] in ends), None)
-        return None if found is None else found + 1
+        first_end = next((i for i in range(written, len(response)) if response[i] in ends), None)
+        return None if first_end is None else first_end + 1
 
     def _is_behind(self, token: int, ends: tuple[int, ...]) -> bool:
         return token in ends or token in self._codec.special_ids or not self._codec.decode([token]).strip()
@@ -238,8 +243,8 @@ class Texts:
             text = self._codec.render(Chat(messages=[_said("user", PROBE), _said(ASSISTANT, PROBE)]), ready=False)
         except OptionError:  # the template wants another conversation, or is none
             return []
-        before, found, behind = text.rpartition(PROBE)
-        return [token for token in self._codec.plain(behind) if token in self._codec.special_ids] if found and before else []
+        before, probe, behind = text.rpartition(PROBE)
+        return [token for token in self._codec.plain(behind) if token in self._codec.special_ids] if probe and before else []
 
     def _opening(self, *, calls: bool) -> int | None:
         """Return what the turn behind an answer begins with, where that ends a response and the template has no other end of one.
@@ -276,29 +281,30 @@ class Texts:
             return self._codec.render(_with(chat, as_texts), ready)  # of templates that put the arguments of a call into a text
 
     def _check_read(self, chat: Chat, *, learned: bool) -> None:
-        template, whose = self._codec.template_of(chat), f"the chat template of {self._codec.whose}"
+        template, subject = self._codec.template_of(chat), f"the chat template of {self._codec.whose}"
         for i, message in enumerate(chat["messages"]):
+            # What is learned must be read whole; of earlier messages only calls of tools change what the answer should be.
             last = learned and i == len(chat["messages"]) - 1
             unread = [name for name in (FIELDS if last else FIELDS[:1]) if message.get(name) and not _names(template, name)]
             if unread:
                 another = "Write it into the message's content, or use a model whose template reads it"
                 if _names(self._codec.template, unread[0]):  # it has several
                     another = f"Another one of its templates does, which is taken where there are {TOOLS}: give that column"
-                raise OptionError(f"{whose} does not read {unread[0]}, which message {i} has: it would be left out. {another}")
+                raise OptionError(f"{subject} does not read {unread[0]}, which message {i} has: it would be left out. {another}")
             if not self._writes_role(message["role"], chat):
                 raise OptionError(
-                    f"{whose} leaves out messages of {shown(message['role'])}, as message {i} is. Put its text into a message of "
+                    f"{subject} leaves out messages of {shown(message['role'])}, as message {i} is. Put its text into a message of "
                     "another role, or use a model whose template has it"
                 )
         if chat.get("tools") and not _names(template, "tools"):
-            raise OptionError(f"{whose} does not read tools, which are given: they would be left out. Describe them in a message")
+            raise OptionError(f"{subject} does not read tools, which are given: they would be left out. Describe them in a message")
 
     def _writes_role(self, role: str, chat: Chat) -> bool:
         """Return whether a chat's template writes a message of this role, tried once; where it refuses one, it says so itself."""
-        asked = (role, self._codec.template_of(chat))
-        if asked not in self._writes:
-            self._writes[asked] = self._probed(role, chat)
-        return self._writes[asked]
+        key = (role, self._codec.template_of(chat))
+        if key not in self._writes:
+            self._writes[key] = self._probed(role, chat)
+        return self._writes[key]
 
     def _probed(self, role: str, chat: Chat) -> bool:
         probe, user = _said(role, PROBE), _said("user", "a")
@@ -312,6 +318,7 @@ class Texts:
                 return PROBE in self._codec.render(_with(chat, messages), ready=True)
             except OptionError:
                 continue
+        # No conversation with this role was taken: the template refuses it, and says so itself when it is asked for a real one.
         return True
 
     def _note(self, text: str) -> None:
@@ -331,24 +338,25 @@ def as_chat(chat: Chat | Sequence[Message]) -> Chat:
     return chat if isinstance(chat, dict) else Chat(messages=list(chat))
 
 
-def common_beginning(one: Sequence[Any], other: Sequence[Any]) -> int:
+def common_beginning(first: Sequence[Any], other: Sequence[Any]) -> int:
     """Return how many items two sequences begin with in common."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
 
 
-def shared_beginning(one: Any, other: Any) -> Any:
+def shared_beginning(first: Any, other: Any) -> Any:
     """Return what two texts or two lists of token ids begin with; of texts whole words, where words are written apart."""
-    same = common_beginning(one, other)
-    if not isinstance(one, str) or same == min(len(one), len(other)):
-        return one[:same]
+    same = common_beginning(first, other)
+    if not isinstance(first, str) or same == min(len(first), len(other)):
+        return first[:same]
     at = same
-    while at and _is_of_a_word(one[at - 1]) and (_is_of_a_word(one[at]) or _is_of_a_word(other[at])):
+    # Half a word is no prompt: the cut goes back to where the word begins.
+    while at and _is_of_a_word(first[at - 1]) and (_is_of_a_word(first[at]) or _is_of_a_word(other[at])):
         at -= 1
-    return one[: at or same]
+    return first[: at or same]
 
 
 def _is_of_a_word(character: str) -> bool:
-    """Whether a letter, a digit or a mark belongs to the one beside it; those of East Asia stand for words of their own."""
+    """Whether a letter, a digit or a mark belongs to the one next to it; those of East Asia stand for words of their own."""
     return character < "\u2e80" and unicodedata.category(character)[0] in "LMN"
 
 
@@ -357,9 +365,9 @@ def _said(role: str, content: str) -> Message:
 
 
 def _with(chat: Chat, messages: list[Message]) -> Chat:
-    found = chat.copy()
-    found["messages"] = messages
-    return found
+    changed = chat.copy()
+    changed["messages"] = messages
+    return changed
 
 
 def _with_json(message: Message) -> Message:

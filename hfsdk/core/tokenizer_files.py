@@ -18,7 +18,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
     "chat_template.json",
 )  # fmt: skip
-"""What transformers reads of a folder to make its tokenizer."""
+"""The files that transformers reads of a folder to make its tokenizer."""
 
 ADDED_TOKENS = "added_tokens.json"
 
@@ -26,13 +26,13 @@ NAMED_TEMPLATES = "additional_chat_templates"
 """A folder of further chat templates, ``NAME.jinja``, of which transformers takes ``tool_use`` where there are tools."""
 
 MOST_TEMPLATES = 100
-"""In it."""
+"""Most templates in that folder."""
 
 SPECIAL_TOKENS, TEMPLATES = "special_tokens_map.json", ("chat_template.jinja", "chat_template.json")
-"""Where the texts of special tokens may stand, and chat templates besides tokenizer_config.json."""
+"""The file in which texts of special tokens may stand, and files of chat templates besides tokenizer_config.json."""
 
 COMPANIONS = (*TOKENIZER_FILES, "generation_config.json")
-"""What stands beside the weights in a folder that is written, as it is in the one they come from."""
+"""Files next to the weights that a written folder takes over unchanged from the one that its weights come from."""
 
 
 def tokenizers_own(folder: str | Path) -> Any:
@@ -46,12 +46,12 @@ def tokenizers_own(folder: str | Path) -> Any:
 
     content = read_file(folder, TOKENIZER)
     try:
-        found = Tokenizer.from_buffer(content)
-        found.no_truncation()
-        found.no_padding()
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
     except BaseException as error:  # it is Rust's: its panics are no Exception
         raise unreadable(folder, TOKENIZER, error) from None
-    return found
+    return tokenizer
 
 
 def named_templates(folder: str | Path) -> dict[str, bytes]:
@@ -70,7 +70,7 @@ def named_templates(folder: str | Path) -> dict[str, bytes]:
 
 
 def named_tokens(folder: str | Path) -> set[str]:
-    """Return the texts of all tokens that the files beside ``tokenizer.json`` name: special ones, and added ones.
+    """Return the texts of all tokens that the files next to ``tokenizer.json`` name: special ones, and added ones.
 
     Raises:
         ModelNotFoundError: one of the files is damaged.

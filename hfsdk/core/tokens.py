@@ -60,7 +60,7 @@ class Tokens:
     table: Table
     """Every column of the samples shown."""
     rows: Array
-    """Their row numbers in the batch."""
+    """Row numbers of the samples in the batch."""
     num_rows: int
     """Samples of the whole batch."""
     first_rows: Array
@@ -76,7 +76,7 @@ class Tokens:
     clip_high: float | None = None
     """epsilon above 1."""
     color: str | None = None
-    """What colours the tokens at first."""
+    """The number that colours the tokens at first."""
 
     @classmethod
     def of(
@@ -110,6 +110,7 @@ class Tokens:
         cuts = {}
         for name, column in self.table.items():
             if isinstance(column, Ragged) and len(column.flat) and column.lengths.max() > MOST_OF_SAMPLE:
+                # Of a prompt its end is kept, next to the response; of a response its beginning.
                 part = slice(-MOST_OF_SAMPLE, None) if name == "prompt" else slice(MOST_OF_SAMPLE)
                 if name == "prompt" or np.array_equal(column.lengths, lengths):
                     rows = [column[i][part] for i in range(len(column.lengths))]

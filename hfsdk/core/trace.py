@@ -1,4 +1,4 @@
-"""What happened, or what is predicted to happen: ``Span`` and ``Trace``.
+"""``Span`` and ``Trace``: what happened in a session, or is predicted to happen, with times.
 
 A call of the dataflow is a *call span* on the controller's lane; under it every worker rank records *worker spans* with the
 names below. Measured and predicted spans have the same type and differ in ``predicted``.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 KEPT_STEPS = 50
-"""Of so many steps, the newest, a session keeps calls and spans; of older ones what the history tells."""
+"""Newest steps of which a session keeps calls and spans; of older ones it keeps what the history tells."""
 DISPATCH_NS = 5_000_000
 """A call that began at most so long after what it needed had waited for that."""
 CLOCK_SLACK_NS = 1_000_000
@@ -61,15 +61,15 @@ class Span:
     """
 
     name: str
-    """What the time covers; see the module's table."""
+    """The work that the time covers; see the module's table."""
     role: str
-    """Whose work it is, or ``"session"``."""
+    """The role whose work it is, or ``"session"``."""
     call_id: int
     """The call it belongs to."""
     method: str = ""
-    """That call's method."""
+    """The method of that call."""
     step: int = 0
-    """That call's step."""
+    """The step of that call."""
     pool: str = ""
     """Name of the pool, empty for the controller's lane."""
     device: int | None = None
@@ -77,7 +77,7 @@ class Span:
     rank: int | None = None
     """Rank in the pool, or ``None`` for the controller's lane."""
     start_ns: int
-    """When it began, in nanoseconds since 1970 (or of the virtual clock)."""
+    """Start, in nanoseconds since 1970 (or of the virtual clock)."""
     duration_s: float | None = None
     """How long it took, in seconds; ``None`` while it runs."""
     parent: str = ""
@@ -94,14 +94,14 @@ class Span:
 
     @property
     def end_ns(self) -> int | None:
-        """When it ended, or ``None`` while it runs (also where what was recorded is no number)."""
+        """End in nanoseconds, or ``None`` while it runs (also where what was recorded is no number)."""
         took = self.duration_s
         return None if took is None or not math.isfinite(took) else self.start_ns + round(took * 1e9)
 
 
 @runtime_checkable
 class Traced(Protocol):
-    """Whatever has spans by now: a ``Trace``, or a session's ``trace``."""
+    """A source of spans: a ``Trace``, or a session's ``trace``."""
 
     def snapshot(self) -> Trace:
         """Return the spans so far."""
@@ -123,9 +123,9 @@ class Trace:
     """The spans of one step (or of any stretch), in order of their start."""
 
     spans: tuple[Span, ...]
-    """In order of their start."""
+    """The spans in order of their start."""
     title: str = ""
-    """Shown above the picture."""
+    """The title above the picture."""
 
     @classmethod
     def of(cls, spans: Iterable[Span], title: str = "") -> Trace:
@@ -144,7 +144,7 @@ class Trace:
 
     @property
     def calls(self) -> Trace:
-        """Only the call spans: one per call of the dataflow."""
+        """The call spans alone: one per call of the dataflow."""
         return Trace(tuple(s for s in self.spans if s.device is None), self.title)
 
     @property
@@ -182,6 +182,7 @@ class Trace:
         seconds: dict[tuple[str, ...], float] = {}
         at_work: Counter[str] = Counter()
         last = self.start_ns
+        # At one instant ends sort before starts (-1 < 1), so calls that follow each other do not count as overlapping.
         for now, change, pool in [*sorted(events), (self.start_ns + round(self.duration_s * 1e9), 0, "")]:
             if now > last:
                 pools = tuple(sorted((p for p, n in at_work.items() if n), key=device_of.__getitem__))
@@ -198,6 +199,7 @@ class Trace:
         waited, for the call that ended last of all. To make the trace shorter, one of these has to become shorter, or wait less.
         """
         calls = [s for s in self.calls if s.end_ns is not None]
+        # A comparison holds each step twice; only the measured calls can be made shorter.
         calls = [s for s in calls if not s.predicted] or calls
         devices: dict[int, set[int]] = {}
         for span in self.spans:
@@ -212,8 +214,9 @@ class Trace:
             start = here.start_ns
             before = [s for s in calls if _end_ns(s) <= start + CLOCK_SLACK_NS and id(s) not in seen]
             read = set(map(int, str(here.attrs.get("after", "")).split()))
-            mine = devices.get(here.call_id, set())
-            waited = [s for s in before if s.call_id in read or mine & devices.get(s.call_id, set())]
+            own_devices = devices.get(here.call_id, set())
+            waited = [s for s in before if s.call_id in read or own_devices & devices.get(s.call_id, set())]
+            # Later than a dispatch after all of these, the call did not wait for them: the user's program did, for what ended last.
             at_once = any(_end_ns(s) >= start - DISPATCH_NS for s in waited)
             here = max(waited if at_once else before, key=_end_ns, default=None)
         return Trace(tuple(reversed(path)), f"critical path of {self.title or 'the trace'}")
@@ -223,14 +226,14 @@ class Trace:
 
         Args:
             other: a trace, or seconds by call or method: ``trace.compare({"generate": 4.0, "update": 9.0})``.
-            names: what to call this one and the other; by default their titles.
+            names: names for this trace and the other; by default their titles.
 
         Raises:
             OptionError: a guess that names no call of this trace or is not a number of seconds, or another type.
         """
-        mine = self.seconds_by_call()
+        own_seconds = self.seconds_by_call()
         if isinstance(other, Mapping):
-            rows = against_guess(mine, other)
+            rows = against_guess(own_seconds, other)
             sums = [sum(getattr(r, name) or 0.0 for r in rows) for name in ("this_s", "other_s")]
             total, title, source = ComparedCall(call="all of these", this_s=sums[0], other_s=sums[1]), "a guess", "guess"
         else:
@@ -242,7 +245,7 @@ class Trace:
                 )
                 raise OptionError(f"compare takes a trace or a guess like {{'generate': 4.0}}; got {type(other).__name__}{has}")
             theirs = other.snapshot()
-            rows = side_by_side(mine, theirs.seconds_by_call())
+            rows = side_by_side(own_seconds, theirs.seconds_by_call())
             total = ComparedCall(call="the whole", this_s=self.duration_s, other_s=theirs.duration_s)
             title, source = theirs.title or "the other", theirs.source
             title = f"the other {title}" if title == self.title else title

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingChoices:
-    """What a trainer does to be fast."""
+    """The choices that make a trainer fast."""
 
     sequence_parallel: bool = False
     """Norms and residuals are cut over tp along the packed tokens, which are padded to a multiple of tp."""

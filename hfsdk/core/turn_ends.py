@@ -34,11 +34,11 @@ class TurnEnds:
     """The tokens that end what a model says."""
 
     ids: tuple[int, ...] = ()
-    """Each of them ends a response: of a rollout, a demonstration or a pair."""
+    """The token ids that end a response: of a rollout, a demonstration or a pair."""
     text: int | None = None
     """Put behind a learned text that ends with none of them; ``None`` where the model has no such token."""
     notes: tuple[str, ...] = ()
-    """Where the sources disagree, a sentence each, with what was chosen."""
+    """The disagreements of the sources, a sentence each, with what was chosen."""
 
     def behind(self, response: list[int]) -> list[int]:
         """Return a learned text with its end behind it, where it has none."""
@@ -53,7 +53,7 @@ class TurnEnds:
         """Read a folder's files, and put together what all sources say.
 
         Args:
-            folder: of the model.
+            folder: the model's folder.
             tokenizer: the id of its tokenizer's ``eos_token``.
             behind_answers: the special tokens that its chat template writes behind an answer, in their order.
             name: says a token in a note.
@@ -69,6 +69,7 @@ class TurnEnds:
         def listed(tokens: Iterable[int]) -> str:
             return ", ".join(map(name, dict.fromkeys(tokens)))
 
+        # A note is only worth reading where an id is lost: one that the tokenizer names is added below anyway.
         unused = [token for token in config if token not in ids]
         if unused and set(unused) != {tokenizer}:
             notes.append(
@@ -102,9 +103,9 @@ def eos_of(folder: str | Path, name: str) -> tuple[int, ...]:
     ids: Any = read_json(folder, name).get("eos_token_id") if has_file(folder, name) else None
     if ids is None:
         return ()
-    found = ids if isinstance(ids, list) else [ids]
-    if len(found) > MOST_ENDS or not all(is_whole(one) and 0 <= one < 2**31 for one in found):
+    end_ids = ids if isinstance(ids, list) else [ids]
+    if len(end_ids) > MOST_ENDS or not all(is_whole(token) and 0 <= token < 2**31 for token in end_ids):
         raise ModelNotFoundError(
             f"{folder}/{name} is damaged: it has eos_token_id={shown(ids)}, and a token id is a whole number from 0. Mend it."
         )
-    return tuple(found)
+    return tuple(end_ids)

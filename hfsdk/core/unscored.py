@@ -17,7 +17,7 @@ from hfsdk.core.table import Array, Column, Ragged
 _BITS = np.uint32(0x7FC0_0A11)
 
 NOT_SCORED: np.float32 = np.array([_BITS]).view(np.float32)[0]
-"""What stands in a column for a sample that was not scored."""
+"""The value in a column for a sample that was not scored."""
 
 SCORES = ("scores", "costs", "baseline_scores")
 """The built-in columns of one number per sample in which it may stand."""
@@ -30,7 +30,7 @@ _OF_DTYPE = {
     np.dtype(np.float32): (np.uint32, _BITS, np.uint32(0x7FFF_FFFF)),
     np.dtype(np.float64): (np.uint64, np.array([NOT_SCORED]).astype(np.float64).view(np.uint64)[0], np.uint64(2**63 - 1)),
 }
-"""By dtype: as what to look at a number's bits, what they are, and which of them (all but the sign)."""
+"""Integer type to view a number's bits as, bits to find, and mask to compare (all but the sign), by dtype."""
 
 
 def is_unscored(numbers: Array) -> Array:
@@ -39,8 +39,8 @@ def is_unscored(numbers: Array) -> Array:
     if numbers.dtype not in _OF_DTYPE:
         return np.zeros(numbers.shape, dtype=bool)
     bits, wanted, mask = _OF_DTYPE[numbers.dtype]
-    found: Array = (numbers.view(bits) & mask) == wanted
-    return found
+    matches: Array = (numbers.view(bits) & mask) == wanted
+    return matches
 
 
 def unscored_rows(column: Column) -> Array:
@@ -77,4 +77,4 @@ NONE_SCORED = (
     "none of the {} samples is scored, so there is nothing to learn from: the reward gave None for each (of a sum, every part "
     'did), or failed on it with failures="skip". reward.probe(batch) shows what it gives and why.'
 )
-"""Of a whole batch, for messages."""
+"""The message for a batch without any score."""

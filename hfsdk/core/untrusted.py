@@ -1,4 +1,4 @@
-"""Folders that somebody else made: the one place that opens a file of theirs.
+"""Folders from elsewhere: the one place that opens a file of a stranger's folder.
 
 A model, a tokenizer, adapters or a checkpoint may come from anybody. What is read of such a folder is
 
@@ -6,7 +6,7 @@ A model, a tokenizer, adapters or a checkpoint may come from anybody. What is re
 * a regular file: a named pipe would wait for ever, a device may answer for ever, a link may lead to a private key;
 * of a bounded size, and its JSON of a bounded depth and number of parts.
 
-A link is followed to a file of the same folder, and of a folder of the Hugging Face hub's cache to a file beside it, since
+A link is followed to a file of the same folder, and of a folder of the Hugging Face hub's cache to a file next to it, since
 snapshots consist of such links; one that leads anywhere else is refused::
 
     models--owner--name/
@@ -42,10 +42,10 @@ MOST_BYTES = {
 """Largest file that is read whole, by its name; the first that fits counts. Gemma's ``tokenizer.json`` has 33 MB."""
 
 MOST_DEPTH, MOST_PARTS = 100, 5_000_000
-"""Of JSON: lists and objects in each other, and how many there are with all that is in them."""
+"""Limits of JSON: lists and objects in each other, and how many there are with all that is in them."""
 
 MOST_NAMES = 100_000
-"""Of a folder."""
+"""Most names in a folder."""
 
 KINDS = {
     stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -70,9 +70,9 @@ def open_file(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
     """Open a regular file of a folder, for reading bytes.
 
     Args:
-        folder: where; a link to a folder is one.
-        name: of the file, without any path.
-        error: to be raised.
+        folder: the folder; a link to a folder counts as one.
+        name: the file's name, without any path.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: there is none, or something else; says what (or the ``error`` given).
@@ -89,10 +89,10 @@ def read_file(
     """Return the content of a regular file of a folder.
 
     Args:
-        folder: where.
-        name: of the file.
+        folder: the folder that has the file.
+        name: the file's name.
         most_bytes: that it may have; by default of its kind (:data:`MOST_BYTES`).
-        error: to be raised.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: as :func:`open_file`, and where it is larger.
@@ -100,6 +100,7 @@ def read_file(
     most = most_bytes_of(name) if most_bytes is None else most_bytes
     with open_file(folder, name, error=error) as file, _telling(folder, name, error):
         size = os.fstat(file.fileno()).st_size
+        # One byte more than allowed: the file may have grown since its size was asked.
         content = file.read(most + 1) if size <= most else b""
         if max(size, len(content)) > most:
             raise _RefusedError(f"has {max(size, len(content)):,} bytes; a file of this name has at most {most:,}")
@@ -130,28 +131,28 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
 def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
     """Return a JSON file's content for a file of one's own: as it is, byte for byte, where nothing in it is to change.
 
-    What names further files is left out (:func:`without_files`).
+    Entries that name further files are left out (:func:`without_files`).
 
     Args:
-        folder: where.
-        name: of the file.
-        change: returns what it shall say; changes nothing in its argument.
+        folder: the folder that has the file.
+        name: the file's name.
+        change: returns the object to write, and leaves its argument as it is.
 
     Raises:
         ModelNotFoundError: as :func:`read_json`.
     """
     content = read_file(folder, name)
     with _telling(folder, name, ModelNotFoundError):
-        found = _object(content)
-    wanted = without_files(change(found))
-    return content if wanted == found else json_bytes(wanted)
+        content_object = _object(content)
+    wanted = without_files(change(content_object))
+    return content if wanted == content_object else json_bytes(wanted)
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    found = parse_json(content)
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a JSON {_json_kind(found)} and no object")
-    return found
+    value = parse_json(content)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {_json_kind(value)} and no object")
+    return value
 
 
 def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> Path:
@@ -161,12 +162,12 @@ def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) 
         ModelNotFoundError: there can be nothing: it is too long, a loop of links, of a user who does not exist (or the ``error``).
     """
     try:
-        found = Path(path).expanduser().resolve()
-        found.exists()
+        resolved = Path(path).expanduser().resolve()
+        resolved.exists()
     except (OSError, RuntimeError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or problem
         raise error(f"{shown(str(path), 100)} is no folder: {reason}") from problem
-    return found
+    return resolved
 
 
 def has_file(folder: str | Path, name: str) -> bool:
@@ -180,7 +181,7 @@ def folders_with(folder: str | Path, name: str) -> list[str]:
         inside = file_names(folder)
     except HfsdkError:
         return []
-    return [one for one in inside if has_file(os.path.join(folder, one), name)]
+    return [entry for entry in inside if has_file(os.path.join(folder, entry), name)]
 
 
 def file_names(folder: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) -> list[str]:
@@ -223,6 +224,7 @@ def _open(folder: str, name: str) -> int:
     parent, base = _place(folder, name)
     _check_regular(os.lstat(os.path.join(parent, base)))  # before it is opened: opening a device or a pipe does something
     if os.open in os.supports_dir_fd:
+        # By a descriptor of the folder: its path may be swapped for a link between the check and the open.
         place = os.open(parent, _FOLDER_FLAGS)
         try:
             file = os.open(base, _FLAGS, dir_fd=place)
@@ -238,9 +240,9 @@ def _open(folder: str, name: str) -> int:
     return file
 
 
-def _check_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        kind = KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "no file")
         raise _RefusedError(f"is {kind}, and of a folder only regular files are read")
 
 
@@ -253,9 +255,11 @@ def _place(folder: str, name: str) -> tuple[str, str]:
     if not os.path.islink(path):
         return real, name
     text = os.readlink(path)
+    # The link's text is worked out, not followed: following would open what it points at.
     parent, base = os.path.split(os.path.normpath(os.path.join(real, text)))
     above = (real, os.path.dirname(real))  # a snapshot of the hub's cache, or a folder in one
-    caches = [os.path.dirname(os.path.dirname(one)) for one in above if os.path.basename(os.path.dirname(one)) == "snapshots"]
+    snapshots = [os.path.dirname(place) for place in above if os.path.basename(os.path.dirname(place)) == "snapshots"]
+    caches = [os.path.dirname(place) for place in snapshots]
     if base and parent in (real, *(os.path.join(cache, "blobs") for cache in caches)):
         return parent, base
     raise _RefusedError(
@@ -289,7 +293,7 @@ def shown_reason(problem: BaseException) -> str:
 
 
 def shown_text(text: str, most: int = 300) -> str:
-    """Return a text of somebody else's in one printable line."""
+    """Return a stranger's text in one printable line."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 10 * most]).split())[:most].rstrip(". ")
 
 
@@ -305,44 +309,46 @@ def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
     """Return what JSON says.
 
     Args:
-        content: in UTF-8.
-        most_parts: lists, objects and what is in them, all together.
+        content: the text, in UTF-8.
+        most_parts: the most lists, objects and items of theirs, all together.
 
     Raises:
         ValueError: it is none, has a name twice (readers differ in which they take), a text without a UTF-8 form, or too much.
         RecursionError: it is nested without end.
     """
+    # Counted before parsing: an object of a gigabyte would be built before a parser could refuse it.
     parts = content.count(b",") + content.count(b"[") + content.count(b"{")
     if parts > most_parts:
         raise ValueError(f"it has more than {most_parts:,} parts")
-    found = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
-    _check_depth(found)
+    value = json.loads(content.decode("utf-8"), object_pairs_hook=_each_once)
+    _check_depth(value)
+    # A lone surrogate is valid JSON and no text in UTF-8; it would fail later, where the text is printed or written.
     if _LONE.search(content):
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it has {shown(next(name for name in found if names.count(name) > 1))} twice")
-    return found
+        raise ValueError(f"it has {shown(next(name for name in by_name if names.count(name) > 1))} twice")
+    return by_name
 
 
-def _check_depth(found: Any) -> None:
-    level, depth = [found], 0
+def _check_depth(value: Any) -> None:
+    level, depth = [value], 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
             raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
-        held = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [part for parts in held for part in parts if isinstance(part, dict | list)]
+        containers = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [part for parts in containers for part in parts if isinstance(part, dict | list)]
 
 
-def _json_kind(found: Any) -> str:
+def _json_kind(value: Any) -> str:
     names = {list: "list", str: "text", bool: "truth value", type(None): "null"}
-    return names.get(type(found), "number")
+    return names.get(type(value), "number")
 
 
 # -- for libraries that open names by themselves
@@ -361,10 +367,10 @@ def private_copy(
     Configurations are copied without what would have a library read further files (:func:`without_files`).
 
     Args:
-        folder: whose.
-        names: of files that are read whole.
-        change: what becomes of a configuration, by its name.
-        error: to be raised.
+        folder: the folder that the files are in.
+        names: names of the files that are read whole.
+        change: returns a configuration as it is to be written, by its name.
+        error: the class of error to raise.
 
     Raises:
         ModelNotFoundError: one of them is there and is no file that can be read.

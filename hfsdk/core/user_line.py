@@ -24,7 +24,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, at the user's line: a line of hfsdk's says nothing to whoever reads the warning."""
+    """Warn, at the user's line: a line of hfsdk's says nothing to the reader of the warning."""
     frame = user_frame() or sys._getframe(1)
     warnings.warn_explicit(
         printable(text), category, frame.f_code.co_filename, frame.f_lineno,

@@ -28,22 +28,22 @@ WEIGHTS, ADAPTER_WEIGHTS = "model.safetensors", "adapter_model.safetensors"
 """Names of a file of weights and, as peft writes it, of adapters; of several files their index has it before its own ending."""
 
 MOST_HEADER_BYTES = 100_000_000
-"""As the format's own library has it."""
+"""Longest header that is read, the limit of the format's own library."""
 
 METADATA = "__metadata__"
 
 MOST_NUMBER = 2**63
-"""Of bits in a tensor, and of anything a header counts."""
+"""Most bits in a tensor, and most of anything that a header counts."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F16": 16, "BF16": 16,
     "F32": 32, "F64": 64, "C64": 64, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
-"""Of a number, by dtype."""
+"""Bits of a number, by dtype."""
 
 PIECE_BYTES = 1 << 22
-"""Of two tensors that are compared."""
+"""Bytes of two tensors that are compared at a time."""
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the two that a model may tie."""
@@ -61,24 +61,24 @@ class TensorPlace:
     begin: int
     """First byte of its numbers, behind the header."""
     end: int
-    """Where they are over."""
+    """The byte behind the last of its numbers."""
 
 
 class WeightFiles:
     """The files of weights in a folder, opened as they are needed; a context manager that closes them.
 
     Attributes:
-        folder: where they are.
+        folder: the folder that has them.
         files: name of a tensor -> name of its file.
-        source: path of what says so, the index or the file itself.
+        source: path of the index, or of the single file.
     """
 
     def __init__(self, folder: str | Path, name: str = WEIGHTS) -> None:
         """Read the index or, of a single file, its header.
 
         Args:
-            folder: where.
-            name: of the single file; an index has ``.index.json`` behind it.
+            folder: the folder that has them.
+            name: name of the single file; an index has ``.index.json`` behind it.
 
         Raises:
             ModelNotFoundError: there are none, or one of the two is damaged.
@@ -139,27 +139,27 @@ class WeightFiles:
             ModelNotFoundError: as :meth:`path`, or the file that the index names for it lacks it.
         """
         file = self.files[name]
-        found = self.header(file).get(name)
-        if found is None:
+        place = self.header(file).get(name)
+        if place is None:
             raise ModelNotFoundError(
                 f"{where(self.folder, file)} lacks {shown(name)}, which the index says it has. Take another copy."
             )
-        return found
+        return place
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor; raises as :meth:`place`."""
         return self.place(name).shape
 
-    def same(self, one: str, other: str) -> bool:
+    def same(self, name: str, other: str) -> bool:
         """Whether two tensors have the same numbers in the same form, bit for bit.
 
         Raises: as :meth:`place`.
         """
-        first, second = self.place(one), self.place(other)
+        first, second = self.place(name), self.place(other)
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
-        pieces = zip(self._bytes(one, first), self._bytes(other, second), strict=True)
-        return all(mine == theirs for mine, theirs in pieces)
+        pieces = zip(self._bytes(name, first), self._bytes(other, second), strict=True)
+        return all(own_bytes == theirs for own_bytes, theirs in pieces)
 
     def _bytes(self, name: str, place: TensorPlace) -> Iterator[bytes]:
         with open_file(self.folder, self.files[name]) as file:
@@ -190,9 +190,9 @@ class WeightFiles:
 
 
 def own_head(folder: str | Path) -> bool:
-    """Whether a folder's files have a head beside the embeddings that differs from them; without weights it has none.
+    """Whether a folder's files have a head, besides the embeddings, that differs from them; without weights it has none.
 
-    transformers and vLLM keep such a head whatever config.json ties.
+    transformers and vLLM keep such a head even where config.json ties it.
 
     Raises:
         ModelNotFoundError: a file is damaged.
@@ -221,7 +221,7 @@ def _files_of(folder: str, index: str) -> dict[str, str]:
         raise ModelNotFoundError(
             f"{folder}/{index} is damaged: it has no weight_map of tensors and their files. Take another copy."
         )
-    for file in dict.fromkeys(one if isinstance(one, str) else repr(one)[:100] for one in files.values()):
+    for file in dict.fromkeys(file_name if isinstance(file_name, str) else repr(file_name)[:100] for file_name in files.values()):
         if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file or "\0" in file:
             raise ModelNotFoundError(
                 f"{folder}/{index} is damaged: it names {shown(file)}, which is no *.safetensors of the folder. Take another copy."
@@ -237,8 +237,8 @@ def _header(folder: str, name: str, file: BinaryIO) -> Mapping[str, TensorPlace]
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(MOST_HEADER_BYTES, size - 8):
-            found = f"its header would have {length:,} bytes; the file has {size:,}"
-            raise ValueError(f"{found}, and a header at most {MOST_HEADER_BYTES:,}")
+            claim = f"its header would have {length:,} bytes; the file has {size:,}"
+            raise ValueError(f"{claim}, and a header at most {MOST_HEADER_BYTES:,}")
         return _tensors(parse_json(file.read(length)), size - 8 - length)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise ModelNotFoundError(
@@ -255,12 +255,14 @@ def _tensors(header: Any, num_bytes: int) -> dict[str, TensorPlace]:
         raise ValueError(f"{METADATA} is no object of texts")
     places = {name: _place(name, tensor, num_bytes) for name, tensor in header.items()}
     reached = 0
+    # Without gaps and overlaps, as the format wants: bytes between tensors could hold anything, and shared ones would be loaded
+    # twice.
     for begin, end, name in sorted((place.begin, place.end, name) for name, place in places.items()):
         if begin != reached:
             raise ValueError(f"{shown(name)} begins at byte {begin:,}, and what is before it ends at {reached:,}")
         reached = end
     if reached != num_bytes:
-        raise ValueError(f"its tensors have {reached:,} bytes, and behind the header are {num_bytes:,}")
+        raise ValueError(f"its tensors have {reached:,} bytes; behind the header are {num_bytes:,}")
     return places
 
 
@@ -272,6 +274,7 @@ def _place(name: str, tensor: Any, num_bytes: int) -> TensorPlace:
         raise ValueError(f"{shown(name)} has dtype {shown(dtype)}; known are {', '.join(BITS)}")
     bits, lengths = BITS[dtype], shape if isinstance(shape, list) else [-1]
     for length in lengths:
+        # A product of absurd lengths is not made: Python would compute a number of any size.
         bits = bits * length if is_whole(length) and 0 <= length < MOST_NUMBER else MOST_NUMBER
         if bits >= MOST_NUMBER:
             raise ValueError(f"{shown(name)} has shape {shown(shape)}")

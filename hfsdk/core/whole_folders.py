@@ -1,4 +1,4 @@
-"""A folder's weights are those of its model, or of adapters beside one: each is there and in its form, and none is left over.
+"""A folder's weights are those of its model, or of a model's adapters: each is there and in its form, and none is left over.
 
 What a file has and nobody reads would be missing from what is computed and from what is saved, so it is an error too::
 
@@ -29,15 +29,15 @@ HINTS = (
      f"A scalar head is read of critics and reward models, without a bias, by one name: {' or '.join(SCALAR_HEAD_NAMES)}."),
     (r"vision|visual|image|audio|speech|mm_|multi_modal", "It is of a tower for pictures or sounds; use a model of texts alone."),
 )  # fmt: skip
-"""What a tensor's name says of a model that hfsdk does not run -> what to do."""
+"""Patterns of tensor names of models that hfsdk does not run -> what to do."""
 
 
 def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = False) -> None:
     """Compare a folder's weights with a model.
 
     Args:
-        files: of the folder.
-        spec: what they should be.
+        files: the folder's files.
+        spec: the model that they should have.
         scalar: whether a scalar head takes the place of a language model's.
 
     Raises:
@@ -52,25 +52,25 @@ def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = F
     unread = [name for name in _left_over(files, spec, "", (*heads, *head)) if not REBUILT.fullmatch(name)]
     if unread:
         place = where(files.folder, files.files[unread[0]])
-        hint = next((words for known, words in HINTS if re.search(known, unread[0])), "Leave it out, or use another model.")
+        hint = next((words for pattern, words in HINTS if re.search(pattern, unread[0])), "Leave it out, or use another model.")
         raise ModelNotFoundError(f"{place} has {_listed(unread)}, which {spec.name} ({spec.family}) has not. {hint}")
     if head and not scalar and HEAD in files.files and not files.same(HEAD, EMBEDDING):
-        raise ModelNotFoundError(f"{where(files.folder, files.files[HEAD])}: {HEAD} has changed since. Declare the role again.")
+        raise ModelNotFoundError(f"{where(files.folder, files.files[HEAD])}: {HEAD} has changed meanwhile. Declare the role again.")
 
 
 def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool = False) -> None:
-    """Compare a folder's adapters with those that stand beside a model.
+    """Compare a folder's adapters with those that a model needs.
 
     Args:
-        files: of the folder.
-        spec: what they should be.
+        files: the folder's files.
+        spec: the model that they should have.
         scalar: whether the model has a scalar head, which may be saved with them.
 
     Raises:
         ModelNotFoundError: one is missing, has another shape, is none of floating point, or a tensor is none of them.
     """
-    whose = f"{spec.name} needs it there. Adapters of another model, or of some of its layers alone, are not read. {MERGE}"
-    _check_there(files, spec, PEFT, [], whose, f"{spec.name} needs")
+    reason = f"{spec.name} needs it there. Adapters of another model, or of some of its layers alone, are not read. {MERGE}"
+    _check_there(files, spec, PEFT, [], reason, f"{spec.name} needs")
     heads = [PEFT + SCALAR_HEAD_NAMES[0]] if scalar else []
     for name in heads:
         if name in files.files:
@@ -82,7 +82,7 @@ def check_adapter_weights(files: WeightFiles, spec: AdapterSpec, *, scalar: bool
 
 
 def check_no_adapters(folder: str) -> None:
-    """Check that a model's folder has no adapters beside its weights, which transformers would add to them.
+    """Check that a model's folder has no adapters next to its weights, which transformers would add to them.
 
     Raises:
         ModelNotFoundError: it has.
@@ -112,25 +112,25 @@ def _template_of(folder: str) -> Any:
     return template.strip() if isinstance(template, str) else template
 
 
-def _check_there(files: WeightFiles, spec: ModelSpec, before: str, replaced: Collection[str], whose: str, said: str) -> None:
+def _check_there(files: WeightFiles, spec: ModelSpec, before: str, replaced: Collection[str], reason: str, said: str) -> None:
     if spec.num_layers > len(files.files):  # of absurd numbers no list is made
-        raise ModelNotFoundError(f"{files.source} lacks weights of {spec.num_layers:,} layers; {whose}")
+        raise ModelNotFoundError(f"{files.source} lacks weights of {spec.num_layers:,} layers; {reason}")
     tensors = {before + name: shape for name, shape in spec.tensors().items() if name not in replaced}
     missing = sorted(name for name in tensors if name not in files.files)
     if missing:
-        raise ModelNotFoundError(f"{files.source} lacks {_listed(missing)}; {whose}")
+        raise ModelNotFoundError(f"{files.source} lacks {_listed(missing)}; {reason}")
     for name, shape in tensors.items():
         _check_form(files, name, shape, said)
 
 
 def _check_form(files: WeightFiles, name: str, shape: tuple[int, ...], said: str) -> None:
-    found, tensor = files.place(name), f"{where(files.folder, files.files[name])}: {name}"
-    if found.shape != shape:
-        cause = " It is empty, as what ZeRO-3 or FSDP cut and did not gather is: save it again." if 0 in found.shape else ""
-        raise ModelNotFoundError(f"{tensor} has shape {found.shape}; {said} {shape}.{cause}")
-    if found.dtype not in READ:
+    stored, tensor = files.place(name), f"{where(files.folder, files.files[name])}: {name}"
+    if stored.shape != shape:
+        cause = " It is empty, as what ZeRO-3 or FSDP cut and did not gather is: save it again." if 0 in stored.shape else ""
+        raise ModelNotFoundError(f"{tensor} has shape {stored.shape}; {said} {shape}.{cause}")
+    if stored.dtype not in READ:
         raise ModelNotFoundError(
-            f"{tensor} has dtype {found.dtype}; models are loaded from {', '.join(READ)}. Use a folder whose weights are not "
+            f"{tensor} has dtype {stored.dtype}; models are loaded from {', '.join(READ)}. Use a folder whose weights are not "
             "quantised."
         )
 
@@ -142,8 +142,8 @@ def _check_head(files: WeightFiles, spec: ModelSpec, name: str) -> None:
 def _left_over(files: WeightFiles, spec: ModelSpec, before: str, others: Collection[str]) -> list[str]:
     """Return the names of tensors that are neither the spec's nor among others, sorted."""
     files.check_listed()
-    known = {before + name for name in spec.tensors()} | set(others)
-    return sorted(name for name in files.files if name not in known)
+    expected = {before + name for name in spec.tensors()} | set(others)
+    return sorted(name for name in files.files if name not in expected)
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What this machine has and lacks for hfsdk: ``hf.doctor()``.
+"""``hf.doctor()``: what this machine has and lacks for hfsdk.
 
 May import: core, assets, engine.process, engine.ray.
 """

@@ -1,4 +1,4 @@
-"""What ``hf.doctor()`` says of a machine with an NVIDIA driver: what was found, apart from what follows from it."""
+"""Lines of ``hf.doctor()`` about a machine with an NVIDIA driver: the facts, and what follows from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_S = 60.0
 """How long a look by another program may take: importing torch on a slow disk is the longest."""
 
 TOPIC = "GPUs"
-"""Under which all of it stands in the report."""
+"""Topic of these lines in the report."""
 
 QUERY = ("index", "name", "memory.total", "memory.free", "driver_version")
 
@@ -38,11 +38,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found.
+    """The facts about a machine's GPUs.
 
     Attributes:
         driver: the driver's version; ``""`` where nvidia-smi does not tell.
-        gpus: as nvidia-smi lists them.
+        gpus: the GPUs that nvidia-smi lists.
         visible: ``CUDA_VISIBLE_DEVICES``; ``None`` where it is not set.
         torch: its version, with its build; ``""`` where it is not installed.
         torch_sees: how many GPUs; ``None`` where it could not be asked.
@@ -97,6 +97,7 @@ def _builds(facts: Facts) -> list[DoctorLine]:
         findings.append(_missing("torch's build", how))
     elif facts.torch:
         findings.append(DoctorLine(TOPIC, "torch's build", OK, facts.torch))
+    # "+cu128" is CUDA 12.8; drivers are promised per major version, so its last digit is not looked at.
     needed = DRIVERS.get(cuda[1], 0) if cuda else 0
     have = int(facts.driver.split(".")[0]) if facts.driver.split(".")[0].isdigit() else 0
     old = bool(have and have < needed)

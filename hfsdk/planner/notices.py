@@ -1,4 +1,4 @@
-"""What is allowed on a cluster of GPUs and costs more than it looks, in words: said where roles are placed, before anything loads.
+"""Notices about placements on a cluster of GPUs that are allowed and cost more than they look, made before anything loads.
 
 Two things: tensor parallelism over nodes, whose all-reduces (two a layer forwards, two backwards; Megatron-LM, arXiv 1909.08053,
 section 3) then go over the network, and a pool on several kinds of GPUs, where the fast ones wait for the slow::
@@ -23,7 +23,7 @@ def costly(roles: Sequence[RoleSpec], placement: Placement, cluster: ClusterSpec
     """Return a sentence for each role whose tp leaves its node, and for each pool of several kinds of GPUs.
 
     Args:
-        roles: as they are placed: layouts filled, ``nodes`` of their ranks known.
+        roles: the roles as placed: layouts filled, ``nodes`` of their ranks known.
         placement: the pools.
         cluster: GPUs; on processors nothing is said, where a node is one memory and the rest is for trying.
     """

@@ -1,4 +1,4 @@
-"""From recorded calls to a ``Plan``: the search, its result as data, and clear errors where there is none."""
+"""``plan_step``: from recorded calls to a ``Plan``, by a search, or to a clear error where there is none."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ MOST_NODES = 1024
 """Nodes up to which the smallest cluster that would do is looked for."""
 
 
+def _run(search: Search) -> Search:
+    search.prepare()
+    search.run()
+    return search
+
+
 def plan_step(
     recorded: Recorded,
     roles: Sequence[RoleSpec],
@@ -45,16 +51,16 @@ def plan_step(
 
     Args:
         recorded: the step's calls, e.g. from ``hfsdk.session.recording.record_step``.
-        roles: as declared; those with a model are placed. Layouts named in ``role.auto`` are searched, others kept.
+        roles: the roles as declared; those with a model are placed. Layouts named in ``role.auto`` are searched, others kept.
         cluster: the devices.
-        workload: what the calls were recorded for (its prices and steps; the lengths are in ``recorded``).
+        workload: the workload that the calls were recorded for (its prices and steps; the lengths are in ``recorded``).
         perf: predicts seconds; by default the presets.
         top: how many plans to return, the best one included.
         by_placement: whether two of them may share devices in the same way and differ in pool sizes.
         shadows: whether shadows (separation) are in the family.
         error: relative error of predicted seconds, for bands: a number, or by method, e.g. ``{"generate": 0.15, "": 0.1}``; by
             default what published timings say of the presets (:data:`~hfsdk.planner.runners_up.PRESET_BANDS`).
-        placement: a preset's name (``"split"``, ...): who shares devices with whom is fixed, sizes and layouts are searched.
+        placement: a preset's name (``"split"``, ...): it fixes which roles share devices; sizes and layouts are searched.
         again: kept as ``plan.again``.
 
     Raises:
@@ -79,19 +85,18 @@ def plan_step(
                 f"placement {placement!r} is not among those that are searched for these roles; use 'auto', or place it yourself: "
                 f"session.place({placement!r})"
             )
-        search.prepare()
-        search.run()
-        return search
+        return _run(search)
 
     searches = [search_with(tables)]
+    # Nothing fits with the caches that rollouts should have: the least ones are tried before a plan is refused.
     if searches[0].sizes_are_open and not searches[0].best.by_key:
         searches = [search_with(tables.but(least=True))]
+    # Rollouts were timed with the cache they would have alone, which is a lower bound: the best plans are timed again with what is
+    # left.
     elif searches[0].sizes_matter:
-        searches.append(searches[0].again(tables.but(alone=False)))
-        searches[-1].prepare()
-        searches[-1].run()
+        searches.append(_run(searches[0].again(tables.but(alone=False))))
     search, by_key = searches[0], searches[-1].best.by_key
-    solutions = sorted(by_key.values(), key=lambda one: one.step_seconds)[:top]
+    solutions = sorted(by_key.values(), key=lambda solution: solution.step_seconds)[:top]
     if not solutions:
         raise _nothing_fits(models, recorded, cluster, placement)
     bands = Bands(error)
@@ -99,12 +104,12 @@ def plan_step(
     searched = Searched(
         family=_family(search, cluster, len(first.steps_s)),
         num_considered=(considered := search.num_placements()), num_pruned=considered - search.num_leaves,
-        num_layouts=sum(one.spaces[0].tables.num_predicted for one in searches), seconds=time.perf_counter() - began,
-        tables_s=sum(one.tables_s for one in searches),
+        num_layouts=sum(s.spaces[0].tables.num_predicted for s in searches), seconds=time.perf_counter() - began,
+        tables_s=sum(s.tables_s for s in searches),
     )  # fmt: skip
     return Plan(
         algorithm=recorded.algorithm, cluster=cluster, workload=workload, best=first, calls=planned_calls(best),
-        memory=planned_memory(best), runners_up=tuple(_runner_up(one, bands, best, first) for one in solutions[1:]),
+        memory=planned_memory(best), runners_up=tuple(_runner_up(solution, bands, best, first) for solution in solutions[1:]),
         rejected=() if only else tuple(rejected_presets(list(by_key.values()), models, recorded, kinds[0], cluster.num_devices)),
         models={role.name: str(role.model) for role in models}, roles={role.name: role for role in models}, search=searched,
         band_words=bands.words(best.methods), again=again, find_hinges=partial(hinges, best, solutions[1:]),
@@ -169,23 +174,24 @@ def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:
 
 
 def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
-    """Return what devices hold, those that are alike together."""
+    """Return what devices hold, devices that are alike together."""
     leaf, space = solution.leaf, solution.leaf.space
     devices = leaf.devices()
     assert devices is not None
-    held: dict[int, dict[str, dict[str, int]]] = {}
+    by_block: dict[int, dict[str, dict[str, int]]] = {}
     for b in range(len(leaf.blocks)):
-        held[b] = {}
-        for name, one in solution.held_on(b).items():
-            numbers = {part: value for part, value in asdict(one).items() if isinstance(value, int)}
-            held[b][name] = {**numbers, "resident": one.resident, "working": one.working}
+        by_block[b] = {}
+        for name, estimate in solution.held_on(b).items():
+            numbers = {part: value for part, value in asdict(estimate).items() if isinstance(value, int)}
+            by_block[b][name] = {**numbers, "resident": estimate.resident, "working": estimate.working}
     placement, rows = leaf.placement(), []
     for b, host in enumerate(leaf.hosts):
+        # Devices of a part are listed with the part, which adds what lives on its host.
         inside = {d for p, h in enumerate(leaf.hosts) if h == b for d in devices[p]}
         own = tuple(d for d in devices[b] if d not in inside)
         if not own:
             continue
-        kind, roles = leaf.kind(b), {**(held[host] if host >= 0 else {}), **held[b]}
+        kind, roles = leaf.kind(b), {**(by_block[host] if host >= 0 else {}), **by_block[b]}
         name = placement.pool_of(space.mode.items[leaf.blocks[b][0]].name).name
         rows.append(PlannedMemory(
             pool=name, devices=own, device_name=kind.device.name, exists=kind.device.memory_bytes, process=process_bytes(kind),
@@ -216,7 +222,7 @@ def _check_declared(roles: Sequence[RoleSpec], kinds: Sequence[Kind]) -> None:
 
 
 class _ByBytes(Tables):
-    """Asks bytes alone: every call takes no time, so that whatever fits is a best plan."""
+    """A search by bytes alone: every call takes no time, so that whatever fits is a best plan."""
 
     def seconds(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int) -> float:
         return 0.0

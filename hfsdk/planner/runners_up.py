@@ -29,24 +29,24 @@ from hfsdk.planner.search.recorded import Recorded, RecordedCall
 from hfsdk.planner.search.solution import Solution
 
 PRESET_BANDS = {"generate": (0.71, 1.98), "forward": (0.71, 1.56), "update": (0.69, 1.63), "": (0.68, 2.01)}
-"""Measured over predicted seconds of four calls in five where the model is not calibrated, by kind of call; others ``""``.
+"""Ratios of measured to predicted seconds of four calls in five where the model is not calibrated, by kind of call; others ``""``.
 ``benchmarks/validate_perf.py`` prints them: of a system that is none of those which published timings, from the fitted side."""
 
 PRESET_KEPT = {
     "generate": BandCoverage(held=74, num_rows=79), "forward": BandCoverage(held=15, num_rows=17),
     "update": BandCoverage(held=33, num_rows=40), "": BandCoverage(held=3, num_rows=3),
 }  # fmt: skip
-"""Of the timings that these bands were not made of, those within; the same command prints them."""
+"""How many of the timings that these bands were not made of are within; the same command prints them."""
 
 NAMED = ("colocate", "split", "standalone", "interleaving", "separation")
 """Presets that plans are named by."""
 
 
 class Bands:
-    """Between which factors of a predicted call's seconds the measured ones are expected to be."""
+    """The factors of a predicted call's seconds between which the measured ones are expected to be."""
 
     def __init__(self, errors: float | Mapping[str, float] | None) -> None:
-        """Of relative errors: one for all, or by method with ``""`` for others; what is not given is that of the presets."""
+        """Take relative errors: one for all, or by method with ``""`` for others; methods without one have that of the presets."""
         self._errors = dict(errors) if isinstance(errors, Mapping) else {} if errors is None else {"": errors}
 
     def of(self, method: str) -> tuple[float, float]:
@@ -60,12 +60,12 @@ class Bands:
     def words(self, methods: Iterable[str]) -> str:
         """Say where the band of a step with calls of these methods comes from, and how often it held."""
         named = list(dict.fromkeys(methods))
-        given = [f"{method} {error:.0%}" for method in named if (error := self._error(method)) is not None]
+        calibrated = [f"{method} {error:.0%}" for method in named if (error := self._error(method)) is not None]
         presets = [
             f"{kind or 'others'} x{PRESET_BANDS[kind][0]:.2f} to x{PRESET_BANDS[kind][1]:.2f} ({PRESET_KEPT[kind]})"
             for kind in dict.fromkeys(_kind_of(method) for method in named if self._error(method) is None)
         ]
-        words = [f"calls off by the error that was given or calibrated: {', '.join(given)}"] if given else []
+        words = [f"calls off by the error that was given or calibrated: {', '.join(calibrated)}"] if calibrated else []
         if presets:
             words.append(
                 "four in five calls on a system that is not calibrated, and in brackets of the published timings that this was not "
@@ -148,14 +148,14 @@ def _judged(solution: Solution, made: Alternative) -> Alternative:
     return replace(made, seconds=solution.step_seconds, calls=_calls(solution, solution.mean_job_seconds))
 
 
-def _chance(one: Alternative, best: Alternative) -> float:
+def _chance(plan: Alternative, best: Alternative) -> float:
     """Return what the lengths of one step alone make of difference between two plans, as a share of the better one's seconds.
 
     The standard deviation, over the run's first steps, of the one's seconds less the other's.
     """
-    if len(one.steps_s) < 2:
+    if len(plan.steps_s) < 2:
         return 0.0
-    differences = np.subtract(one.steps_s, best.steps_s)
+    differences = np.subtract(plan.steps_s, best.steps_s)
     return float(np.std(differences, ddof=1) / np.mean(best.steps_s))
 
 
@@ -169,32 +169,32 @@ def _too_close(solution: Solution, best: Solution, bands: Bands) -> bool:
 
     A kind of call (``generate``, ``update``, ...) is off by the same factor in both plans: what both have in common does not count.
     """
-    sides = [(one, one.mean_job_seconds, [job.method for job in one.leaf.space.mode.jobs]) for one in (solution, best)]
+    sides = [(plan, plan.mean_job_seconds, [job.method for job in plan.leaf.space.mode.jobs]) for plan in (solution, best)]
     methods = sorted({name for _, _, names in sides for name in names})
 
     factors = np.array([[factor if m == n else 1.0 for n in methods] for m in methods for factor in bands.of(m)]
                        + [[1.0] * len(methods)])  # fmt: skip
-    ends = [_makespans(one, s * factors[:, [methods.index(n) for n in names]]) for one, s, names in sides]
+    ends = [_makespans(plan, s * factors[:, [methods.index(n) for n in names]]) for plan, s, names in sides]
     differences = ends[0] - ends[1]
     moved = np.abs(differences[:-1] - differences[-1]).reshape(-1, 2).max(1)
     return bool(differences[-1] <= np.sqrt(np.sum(np.square(moved))))
 
 
-def _why(one: Alternative, best: Alternative) -> str:
+def _why(plan: Alternative, best: Alternative) -> str:
     """Say by which calls a plan loses; what runs side by side makes a step shorter than the sum of its calls."""
-    calls = {name: one.calls.get(name, 0.0) - best.calls.get(name, 0.0) for name in {**best.calls, **one.calls}}
+    calls = {name: plan.calls.get(name, 0.0) - best.calls.get(name, 0.0) for name in {**best.calls, **plan.calls}}
     ranked = sorted(calls, key=lambda name: -abs(calls[name]))
     words = [f"{name} {_signed(calls[name])} s" for name in ranked[:3] if abs(calls[name]) >= 0.01 * best.seconds]
-    waits = sum(f["bubble_s"] for f in one.facts.values()) - sum(f["bubble_s"] for f in best.facts.values())
+    waits = sum(f["bubble_s"] for f in plan.facts.values()) - sum(f["bubble_s"] for f in best.facts.values())
     if abs(waits) >= 0.01 * best.seconds:
         words.append(f"pipeline bubbles {_signed(waits)} s")
-    sent = sum(f["tp_bytes"] for f in one.facts.values()) - sum(f["tp_bytes"] for f in best.facts.values())
+    sent = sum(f["tp_bytes"] for f in plan.facts.values()) - sum(f["tp_bytes"] for f in best.facts.values())
     if abs(sent) >= 0.05 * sum(f["tp_bytes"] for f in best.facts.values()):
         words.append(f"tp all-reduces {sent / 1e9:+.0f} GB a rank")
-    aside = (sum(one.calls.values()) - one.seconds) - (sum(best.calls.values()) - best.seconds)
+    aside = (sum(plan.calls.values()) - plan.seconds) - (sum(best.calls.values()) - best.seconds)
     if abs(aside) >= 0.01 * best.seconds:
         words.append(f"{_signed(abs(aside))[1:]} s {'more' if aside > 0 else 'less'} run side by side")
-    more = one.seconds - best.seconds
+    more = plan.seconds - best.seconds
     return f"{_signed(more).lstrip('+')} s more ({more / best.seconds:+.0%})" + (f": {', '.join(words)}" if words else "")
 
 
@@ -223,7 +223,7 @@ def _facts(solution: Solution, seconds: Array) -> dict[str, dict[str, float]]:
 def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: LayoutsOf, took: float) -> dict[str, float]:
     """Bubble of GPipe and 1F1B (arXiv 1811.06965), 2 all-reduces a layer and pass (arXiv 1909.08053), one reduction a step.
 
-    What a backward pass computes again it sends again.
+    A backward pass that computes activations again also sends them again.
     """
     spec, each = setup.spec, setup.bytes_each
     generating = method_of(call.method).generates and "rollout" in layouts
@@ -245,11 +245,11 @@ def _call_facts(call: RecordedCall, setup: Setup, perf: PerfModel, layouts: Layo
 
 def _peak_bytes(solution: Solution) -> int:
     leaf = solution.leaf
-    held = [list(solution.held_on(b).values()) for b in range(len(leaf.blocks))]
+    by_block = [list(solution.held_on(b).values()) for b in range(len(leaf.blocks))]
     most = 0
     for b, host in enumerate(leaf.hosts):
-        mine = held[b] + (held[host] if host >= 0 else [])
-        most = max(most, process_bytes(leaf.kind(b)) + sum(e.resident for e in mine) + max(e.working for e in mine))
+        estimates = by_block[b] + (by_block[host] if host >= 0 else [])
+        most = max(most, process_bytes(leaf.kind(b)) + sum(e.resident for e in estimates) + max(e.working for e in estimates))
     return most
 
 
@@ -258,7 +258,7 @@ def rejected_presets(
 ) -> list[Rejected]:  # fmt: skip
     """Return the presets in which nothing fits, with their own pool sizes and the least greedy layouts."""
     names = [role.name for role in roles]
-    has = {one.grouping for one in solutions}
+    has = {solution.grouping for solution in solutions}
     rows = []
     for preset in NAMED:
         grouping = preset_grouping(preset, tuple(names), num_devices)
@@ -267,11 +267,11 @@ def rejected_presets(
         placement = Placement.of(preset, names, num_devices)
         worst: tuple[int, str] | None = None
         for pool in placement.pools:
-            mine = [r for r in roles if placement.roles[r.name] in (pool.name, pool.within)]
-            sizes = {r.name: placement.pool_of(r.name).size for r in mine}
-            if not mine:
+            pool_roles = [r for r in roles if placement.roles[r.name] in (pool.name, pool.within)]
+            sizes = {r.name: placement.pool_of(r.name).size for r in pool_roles}
+            if not pool_roles:
                 continue
-            over = least_over([(r, sizes[r.name]) for r in mine], recorded, kind)
+            over = least_over([(r, sizes[r.name]) for r in pool_roles], recorded, kind)
             where = f"each device of pool {pool.name!r} ({pool.size} x {kind.device.name})"
             if over is None:  # it is not for bytes that it is left out: a declared layout covers another number of devices
                 worst = None
@@ -288,22 +288,22 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: 
     """Return by how many bytes roles on pools of these sizes miss one device, in the least greedy layouts (negative: room).
 
     Caches that are open are the smallest. ``None`` where the declared layouts of one do not cover its pool. Calls run one after the
-    other: whatever the greediest one may need while it runs, each role takes, of the layouts that need no more, the one that holds
-    least all the time.
+    other: for every amount that the greediest may need while it runs, each role takes, of the layouts that need no more, the one
+    that holds least all the time.
     """
-    held = [
+    choices = [
         (working, number, least)
         for number, (role, size) in enumerate(roles)
         for working, least in _greed(role, size, kind, recorded.long_row(role))
     ]
     groups = base_groups(role for role, _ in roles)
     least: dict[int, Least] = {}
-    asked = []
-    for working, number, one in sorted(held):
-        least[number] = Least(*map(min, one, least.get(number, one)))
+    totals = []
+    for working, number, candidate in sorted(choices):
+        least[number] = Least(*map(min, candidate, least.get(number, candidate)))
         if len(least) == len(roles):
-            asked.append(working + int(least_of_all(least, groups)))
-    return process_bytes(kind) + min(asked) - kind.device.memory_bytes if asked else None
+            totals.append(working + int(least_of_all(least, groups)))
+    return process_bytes(kind) + min(totals) - kind.device.memory_bytes if totals else None
 
 
 @lru_cache(maxsize=256)
@@ -311,7 +311,9 @@ def _greed(role: RoleSpec, size: int, kind: Kind, longest: int) -> tuple[tuple[i
     """Return what a role works with and holds in each of its layouts, once for all plans that ask."""
     laid = (with_layouts(role, layouts) for layouts in every_layout(role, kind, size, longest))
     each = (role_bytes(x if kind.on_cpu else with_least(x), size, on_cpu=kind.on_cpu, longest=longest) for x in laid)
-    return tuple((one.working, Least(one.resident, one.resident - one.base, one.base)) for one in each)
+    return tuple(
+        (estimate.working, Least(estimate.resident, estimate.resident - estimate.base, estimate.base)) for estimate in each
+    )
 
 
 def every_layout(role: RoleSpec, kind: Kind, size: int, long_row: int = 0) -> list[LayoutsOf]:
@@ -323,7 +325,7 @@ def every_layout(role: RoleSpec, kind: Kind, size: int, long_row: int = 0) -> li
     return [{"train": t, **({"rollout": r} if r else {})} for t in trains for r in rollouts]
 
 
-# Which constant of the model decides between two plans: at which value of it they would take equally long (``Hinge``).
+# -- hinges: the constant of the model that decides between two plans
 
 LOGS = tuple(math.log(factor) for factor in (1.25, 1.6, 2.0, 2.8, 4.0))
 """How far constants are moved, each way."""
@@ -340,28 +342,28 @@ def hinges(best: Solution, others: Sequence[Solution]) -> tuple[Hinge | None, ..
     if best.leaf.space.tables.cluster.shares_cores:
         return (None,) * len(others)
     perf = best.leaf.space.tables.perf
-    known: dict[PerfModel, float] = {}
+    by_perf: dict[PerfModel, float] = {}
 
     def seconds(made: PerfModel) -> float:
-        if made not in known:
-            known[made] = best.seconds_by(made)
-        return known[made]
+        if made not in by_perf:
+            by_perf[made] = best.seconds_by(made)
+        return by_perf[made]
 
-    def behind(one: Solution, made: PerfModel) -> float:
-        return one.seconds_by(made) - seconds(made)
+    def behind(other: Solution, made: PerfModel) -> float:
+        return other.seconds_by(made) - seconds(made)
 
-    return tuple(_least(perf, partial(behind, one)) for one in others)
+    return tuple(_least(perf, partial(behind, other)) for other in others)
 
 
 def _least(perf: PerfModel, behind: Callable[[PerfModel], float]) -> Hinge | None:
-    found: tuple[float, str] | None = None
+    nearest: tuple[float, str] | None = None
     for constant in fields(perf):
         for log in _turns(perf, constant.name, behind):
-            if found is None or abs(log) < abs(found[0]):
-                found = log, constant.name
-    if found is None:
+            if nearest is None or abs(log) < abs(nearest[0]):
+                nearest = log, constant.name
+    if nearest is None:
         return None
-    log, name = found
+    log, name = nearest
     return Hinge(constant=name, now=getattr(perf, name), at=getattr(_moved(perf, name, log), name))
 
 
@@ -369,7 +371,7 @@ def _turns(perf: PerfModel, name: str, behind: Callable[[PerfModel], float]) -> 
     """Return the nearest turn upwards and the nearest downwards, as logarithms of the factor."""
     if not getattr(perf, name):
         return []
-    found = []
+    turns = []
     for sign in (1.0, -1.0):
         near = 0.0
         for far in (sign * log for log in LOGS):
@@ -377,10 +379,10 @@ def _turns(perf: PerfModel, name: str, behind: Callable[[PerfModel], float]) -> 
                 for _ in range(HALVINGS):
                     middle = (near + far) / 2
                     near, far = (near, middle) if behind(_moved(perf, name, middle)) <= 0 else (middle, far)
-                found.append(far)
+                turns.append(far)
                 break
             near = far
-    return found
+    return turns
 
 
 def _moved(perf: PerfModel, name: str, log: float) -> PerfModel:

@@ -1,4 +1,4 @@
-"""Who sends which box of a tensor to whom: moves between ranks that hold boxes and ranks that need boxes, as pure arithmetic.
+"""Moves between ranks that hold boxes of tensors and ranks that need boxes, as pure arithmetic.
 
 The boxes may be of any engine on either side; :mod:`hfsdk.resharding.layer_sections` plans those of Megatron and vLLM.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hfsdk.resharding.boxes import Box, Offsets, inside, intersect
 
 Side = tuple[tuple[tuple[int, ...], tuple[Box, ...]], ...]
-"""Who holds (or needs) which boxes: (ranks, their boxes)."""
+"""The boxes of each side: (ranks, the boxes that they hold or need)."""
 
 Ends = Mapping[tuple[bool, str], Offsets]
-"""Where the boxes of a local tensor end, by (whether it is a source, its name)."""
+"""The ends of the boxes of a local tensor, by (whether it is a source, its name)."""
 
 _Holders = list[tuple[tuple[int, ...], Box]]
 """Ranks that hold a box."""
@@ -61,47 +61,51 @@ def ends_of(moves: Iterable[Move], rank: int) -> Ends:
     return ends
 
 
-def moves_between(held: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]) -> tuple[Move, ...]:
+def moves_between(present: Sequence[Sequence[Box]], needed: Sequence[Sequence[Box]], nodes: Sequence[int]) -> tuple[Move, ...]:
     """Plan how ranks, each with the boxes it needs, get them from other ranks, numbered before them, with the boxes they hold.
 
     The boxes may be of any engine on either side; a plan of a transition is for those of Megatron and vLLM.
     """
-    before: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(held))
-    after: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(needed, len(held)))
+    before: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(present))
+    after: Side = tuple(((rank,), tuple(boxes)) for rank, boxes in enumerate(needed, len(present)))
     return cheapest_moves(before, after, nodes, [0] * len(nodes), one_source_per_node=True)
 
 
 def cheapest_moves(
-    held: Side, needed: Side, nodes: Sequence[int], sent: list[int], *, count: int = 1, one_source_per_node: bool = False
+    present: Side, needed: Side, nodes: Sequence[int], sent: list[int], *, count: int = 1, one_source_per_node: bool = False
 ) -> tuple[Move, ...]:
     """Take every needed box from the rank itself where it holds it, else from its node, else from any, the idlest first.
 
     Args:
-        held: who holds which boxes.
-        needed: who needs which.
+        present: the boxes that each rank holds.
+        needed: the boxes that each rank needs.
         nodes: the node of every rank.
         sent: elements that every rank has sent so far; counted on here.
         count: how often these moves will happen.
         one_source_per_node: all ranks of a node take a part from the same holder.
     """
     by_tensor: dict[str, _Holders] = defaultdict(list)
-    for ranks, boxes in held:
+    for ranks, boxes in present:
         for box in boxes:
             by_tensor[box.tensor].append((ranks, box))
     moves = []
-    given: dict[tuple[str, Offsets, Offsets, int], tuple[int, Box]] = {}
+    sources: dict[tuple[str, Offsets, Offsets, int], tuple[int, Box]] = {}
     for targets, boxes in needed:
         for box in boxes:
             parts = _parts_of(box, by_tensor[box.tensor])
             for target in targets:
                 for (start, size), who in parts.items():
                     key = box.tensor, start, size, nodes[target]
-                    known = given.get(key) if one_source_per_node else None
-                    source, holder = known or _cheapest_source(who, target, nodes, sent)
-                    if source != target and known is None:
+                    # Ranks of a node that need the same part read it from one object in the node's store, so it crosses the network
+                    # once.
+                    chosen = sources.get(key) if one_source_per_node else None
+                    source, holder = chosen or _cheapest_source(who, target, nodes, sent)
+                    # Loads are counted for all layers that these moves stand for, so that the next section goes on where this one
+                    # leaves off.
+                    if source != target and chosen is None:
                         sent[source] += count * math.prod(size)
                     if one_source_per_node:
-                        given[key] = source, holder
+                        sources[key] = source, holder
                     moves.append(Move(
                         box.tensor, source, target, holder.local, inside(holder, start), box.local, inside(box, start), size,
                     ))  # fmt: skip
@@ -125,6 +129,7 @@ def _cheapest_source(who: _Holders, target: int, nodes: Sequence[int], sent: lis
         for rank in ranks:
             if rank == target:
                 return rank, box
+            # The same node first, then the rank that has sent least so far; its number makes the choice the same everywhere.
             key = nodes[rank] != nodes[target], sent[rank], rank
             if best is None or key < best[0]:
                 best = key, box

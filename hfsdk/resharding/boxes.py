@@ -1,4 +1,4 @@
-"""Which box of which weight lives where: every shard of either engine, described as boxes of the Hugging Face tensors.
+"""The boxes of every weight: every shard of either engine, described as boxes of the Hugging Face tensors.
 
 So any two layouts can be compared. One fused qkv weight of 8 query and 4 kv heads, tp=2 (q0 = the rows of one head)::
 
@@ -161,6 +161,7 @@ def megatron_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int, local_nu
             ("k", base + ratio * d, d, group * d),
             ("v", base + (ratio + 1) * d, d, group * d),
         ):
+            # Where tp exceeds the kv heads a rank's rows begin or end inside a group, which then lies on two ranks.
             first, last = max(at, low), min(at + count, low + rows)
             if first < last:
                 name, begin = there[letter]
@@ -216,6 +217,7 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
     query = spec.num_heads * d // tp
     kv_shards = min(tp, spec.num_kv_heads)
     kv = spec.num_kv_heads * d // kv_shards
+    # Neighbouring ranks share a kv head where there are fewer heads than ranks.
     kv_rank = tp_rank // (tp // kv_shards)
     mlp = spec.mlp_hidden_size // tp
     p = f"model.layers.{number}."
@@ -239,7 +241,7 @@ def vllm_layer(spec: ModelSpec, tp: int, tp_rank: int, number: int) -> list[Box]
 
 
 PARTS_OF_FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "fc1": ("gate_proj", "up_proj"), "gate_up": ("gate_proj", "up_proj")}
-"""What a layer that either engine fuses is made of, in the order of its adapters."""
+"""The parts of a layer that either engine fuses, in the order of its adapters."""
 
 
 def adapter_parts(local: str, tensors: Sequence[str]) -> tuple[str, ...]:
@@ -258,7 +260,7 @@ def adapter_parts(local: str, tensors: Sequence[str]) -> tuple[str, ...]:
 
 
 def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list[Box]:
-    """Return the boxes of the adapters beside a layer's weights, of which ``boxes`` are those that a rank holds.
+    """Return the boxes of the adapters of a layer's weights, of which ``boxes`` are the ones that a rank holds.
 
     Where tp cuts the weight's rows, A is whole on every rank and B is cut as they are; where it cuts columns, A is cut as they
     are and B is whole. Of a fused layer, tp=2, rank 0, two heads a rank::
@@ -267,32 +269,33 @@ def _adapters(spec: AdapterSpec, boxes: Sequence[Box], *, stacked: bool) -> list
 
     Args:
         spec: the adapters.
-        boxes: of the weights, of either engine.
+        boxes: boxes of the weights, in either engine.
         stacked: whether the adapters of a fused layer lie in one A and one B (Megatron), or each in its own (vLLM).
     """
-    rank, found = spec.lora.rank, []
+    rank, adapter_boxes = spec.lora.rank, []
     by_local: dict[str, list[Box]] = {}
     for box in boxes:
         if box.local.endswith(".weight") and len(box.size) == 2:
             by_local.setdefault(box.local, []).append(box)
-    for local, held in by_local.items():
+    for local, shard in by_local.items():
         module = local.removesuffix(".weight")
         name = module + ".adapter.{}" if stacked else module + ".lora_{}.{}"
         below = 0
-        parts = [part for part in adapter_parts(local, [box.tensor for box in held]) if spec.lora.takes(part)]
+        parts = [part for part in adapter_parts(local, [box.tensor for box in shard]) if spec.lora.takes(part)]
         for number, part in enumerate(parts):
-            mine = sorted((box for box in held if box.tensor == part + ".weight"), key=lambda box: box.local_start)
-            width, by_rows = held[0].size[1], module.endswith(("linear_qkv", "linear_fc1", "qkv_proj", "gate_up_proj"))
-            column = 0 if by_rows else held[0].start[1]
+            own_boxes = sorted((box for box in shard if box.tensor == part + ".weight"), key=lambda box: box.local_start)
+            width, by_rows = shard[0].size[1], module.endswith(("linear_qkv", "linear_fc1", "qkv_proj", "gate_up_proj"))
+            # Cut columns of W are cut columns of A: both multiply the same part of the input.
+            column = 0 if by_rows else shard[0].start[1]
             place = name.format("A", slice_of(part, local))
-            found.append(Box(part + A, (0, column), (rank, width), place, (number * rank if stacked else 0, 0)))
+            adapter_boxes.append(Box(part + A, (0, column), (rank, width), place, (number * rank if stacked else 0, 0)))
             at = below if stacked else 0
-            for box in mine:
+            for box in own_boxes:
                 place = name.format("B", slice_of(part, local))
-                found.append(Box(part + B, (box.start[0], 0), (box.size[0], rank), place, (at, 0)))
+                adapter_boxes.append(Box(part + B, (box.start[0], 0), (box.size[0], rank), place, (at, 0)))
                 at += box.size[0]
             below = at
-    return found
+    return adapter_boxes
 
 
 def slice_of(module: str, local: str) -> int:
@@ -310,10 +313,10 @@ def held_adapters(spec: ModelSpec, lora: LoRA) -> AdapterSpec:
     return AdapterSpec.of(spec, replace(lora, rank=padded_rank(lora.rank), targets=targets))
 
 
-def intersect(held: Box, needed: Box) -> tuple[Offsets, Offsets] | None:
+def intersect(present: Box, needed: Box) -> tuple[Offsets, Offsets] | None:
     """Return (start, size) of the part of one tensor that two boxes share, or ``None``."""
     starts, sizes = [], []
-    for a, m, b, n in zip(held.start, held.size, needed.start, needed.size, strict=True):
+    for a, m, b, n in zip(present.start, present.size, needed.start, needed.size, strict=True):
         first, last = max(a, b), min(a + m, b + n)
         if first >= last:
             return None

@@ -1,4 +1,4 @@
-"""``Census``: the weights that are on each rank of a role at one moment, beside what its plan says."""
+"""``Census``: the weights that are on each rank of a role at one moment, next to what its plan says."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 HOLDERS = ("trainer", "base", "rollout", "shared", "aside")
-"""Where weights are: in one engine alone (of a role with LoRA the trainer's adapters, and the base beside them), in one storage of
-both, or kept outside both while generating."""
+"""The places of weights: in one engine alone (of a role with LoRA the trainer's adapters, and the base under them), in one
+storage of both, or outside both while generating."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,7 +22,7 @@ class Census:
 
     role: str
     ranks: tuple[Resident, ...]
-    """By rank."""
+    """The resident bytes of each rank."""
     planned: tuple[int, ...]
     """Bytes that the plan says for that moment, by rank; padding of the vocabulary is not among them."""
 
@@ -33,23 +33,23 @@ class Census:
 
     @property
     def title(self) -> str:
-        """Whose weights, and when: ``"actor's weights while training"``."""
+        """The role whose weights these are, and the moment: ``"actor's weights while training"``."""
         when = {"": "", "both": " in both engines"}.get(self.moment, f" while {self.moment}")
         return f"{self.role}'s weights{when}"
 
     @property
     def base_of(self) -> tuple[str, ...]:
-        """The roles that have the frozen weights beside adapters together, the one that they are counted with first."""
+        """The roles that share the frozen weights under adapters, the one that they are counted with first."""
         return tuple(dict.fromkeys(name for resident in self.ranks for name in resident.base_of))
 
     @property
     def total_bytes(self) -> int:
-        """On all ranks."""
+        """Bytes on all ranks."""
         return sum(resident.total for resident in self.ranks)
 
     @property
     def planned_bytes(self) -> int:
-        """Of all ranks, by the plan."""
+        """Bytes on all ranks, by the plan."""
         return sum(self.planned)
 
     @property
@@ -61,7 +61,7 @@ class Census:
         """Return a row per rank.
 
         Columns: moment, ``trainer_bytes`` and ``rollout_bytes`` (in one engine alone), ``base_bytes`` (in the trainer, the frozen
-        weights beside adapters, which other roles may have too), ``shared_bytes`` (one storage for both),
+        weights under adapters, which other roles may have too), ``shared_bytes`` (one storage for both),
         ``aside_bytes`` (of the training shard, kept outside both while generating), ``redundant_bytes`` (the same numbers in
         the same dtype a second time), ``total_bytes``, and the plan's ``planned_bytes`` for that moment.
         """
@@ -89,6 +89,6 @@ class Census:
         if others:
             lines[0] += f"; base shared with {', '.join(others)}"
         for rank, resident in enumerate(self.ranks):
-            held = [f"{name} {size_text(getattr(resident, name))}" for name in HOLDERS if getattr(resident, name)]
-            lines.append(f"  rank {rank}: " + (", ".join(held) or "nothing"))
+            sizes = [f"{name} {size_text(getattr(resident, name))}" for name in HOLDERS if getattr(resident, name)]
+            lines.append(f"  rank {rank}: " + (", ".join(sizes) or "nothing"))
         return "\n".join(lines)

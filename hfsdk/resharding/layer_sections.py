@@ -25,7 +25,7 @@ class Section:
     """A part of a plan: what is in no layer, or layers that move alike."""
 
     moves: tuple[Move, ...]
-    """Those of the first layer."""
+    """The moves of the first layer."""
     layers: range
     """The layers that it stands for; empty for what is in none."""
 
@@ -59,11 +59,11 @@ def plan_sections(
     counts = np.zeros((3, len(nodes)), dtype=np.int64)
     sections = []
     for layers, trained, generating in _sides(spec, order):
-        held, needed = (generating, trained) if to_train else (trained, generating)
+        present, needed = (generating, trained) if to_train else (trained, generating)
         times = max(1, len(layers))
-        moves = cheapest_moves(held, needed, nodes, sent, count=times, one_source_per_node=order.apart)
+        moves = cheapest_moves(present, needed, nodes, sent, count=times, one_source_per_node=order.apart)
         sections.append(Section(moves, layers))
-        counts += times * _count(held, needed, len(nodes))
+        counts += times * _count(present, needed, len(nodes))
     return tuple(sections), tuple(ShardSizes(*map(int, column)) for column in counts.T)
 
 
@@ -76,7 +76,7 @@ def _sides(spec: ModelSpec, order: RankOrder) -> Iterator[tuple[range, Side, Sid
     for layers in _alike_layers(spec.num_layers, per_stage, per_rollout_stage):
         first = layers[0]
         stage, local = divmod(first, per_stage)
-        held = tuple(
+        present = tuple(
             (ranks, tuple(megatron_layer(spec, train.tp, tp, first, local)))
             for (pp, tp), ranks in trained.items() if pp == stage
         )  # fmt: skip
@@ -84,7 +84,7 @@ def _sides(spec: ModelSpec, order: RankOrder) -> Iterator[tuple[range, Side, Sid
             (ranks, tuple(vllm_layer(spec, rollout.tp, tp, first)))
             for (pp, tp), ranks in generating.items() if pp == first // per_rollout_stage
         )  # fmt: skip
-        yield layers, held, needed
+        yield layers, present, needed
 
 
 def _ends(groups: Groups, boxes_of: Callable[[int, int], tuple[list[Box], list[Box]]]) -> Side:
@@ -98,11 +98,11 @@ def _alike_layers(num_layers: int, per_stage: int, per_rollout_stage: int) -> li
     return [range(a, b) for a, b in zip(starts, [*starts[1:], num_layers], strict=True)]
 
 
-def _count(held: Side, needed: Side, num_ranks: int) -> npt.NDArray[np.int64]:
+def _count(present: Side, needed: Side, num_ranks: int) -> npt.NDArray[np.int64]:
     """Return the elements every rank holds, needs, and needs of what it holds; [3, ranks]."""
     counts = np.zeros((3, num_ranks), dtype=np.int64)
     held_by: dict[int, int] = {}
-    for side, (ranks, boxes) in enumerate(held):
+    for side, (ranks, boxes) in enumerate(present):
         for rank in ranks:
             counts[0, rank] += sum(box.numel for box in boxes)
             held_by[rank] = side
@@ -113,14 +113,14 @@ def _count(held: Side, needed: Side, num_ranks: int) -> npt.NDArray[np.int64]:
             own = held_by.get(rank)
             if own is not None:
                 if own not in in_common:
-                    in_common[own] = _common(held[own][1], boxes)
+                    in_common[own] = _common(present[own][1], boxes)
                 counts[2, rank] += in_common[own]
     return counts
 
 
-def _common(held: Sequence[Box], needed: Sequence[Box]) -> int:
+def _common(present: Sequence[Box], needed: Sequence[Box]) -> int:
     by_tensor: dict[str, list[Box]] = defaultdict(list)
-    for box in held:
+    for box in present:
         by_tensor[box.tensor].append(box)
-    parts = (intersect(mine, box) for box in needed for mine in by_tensor[box.tensor])
+    parts = (intersect(own_box, box) for box in needed for own_box in by_tensor[box.tensor])
     return sum(math.prod(part[1]) for part in parts if part)

@@ -1,4 +1,4 @@
-"""What proves that weights arrived: of every box that moves a fingerprint where it left and where it is, and whether they agree.
+"""Proofs that weights arrived: of every box that moves a fingerprint where it left and where it is, and whether they agree.
 
 A fingerprint does not depend on the layout, so that the two sides may be of different engines, in another order of rows, cut by
 other axes; how it is taken is in :mod:`hfsdk.engine.weights.fingerprints`.
@@ -19,7 +19,7 @@ Key = tuple[str, Offsets, Offsets]
 
 @dataclass(frozen=True)
 class WrongBox:
-    """A box whose values are not those that left."""
+    """A box whose values are not the ones that left."""
 
     tensor: str
     """Name of the Hugging Face tensor."""
@@ -42,10 +42,10 @@ class WrongBox:
 
 @dataclass(frozen=True)
 class Proof:
-    """What one rank knows of the boxes that it took."""
+    """The result of comparing the boxes that one rank took."""
 
     proven: tuple[int, ...]
-    """By the rank they came from: boxes whose fingerprints agree."""
+    """Number of boxes whose fingerprints agree, by the rank that they came from."""
     shared: int = 0
     """Boxes that did not move, as both engines use one storage."""
     wrong: tuple[WrongBox, ...] = ()
@@ -64,7 +64,7 @@ class SentBox:
     local_start: Offsets
     size: Offsets
     start: Offsets
-    """In the Hugging Face tensor."""
+    """Start of the box in the Hugging Face tensor."""
 
 
 @dataclass(frozen=True)
@@ -73,46 +73,46 @@ class Taken:
 
     move: Move
     start: Offsets
-    """In the Hugging Face tensor, as the layout of the rank that takes it has it."""
+    """Start of the box in the Hugging Face tensor, by the layout of the rank that takes it."""
     number: int
-    """Among the boxes that ``move.source`` gives."""
+    """Number of the box among those that ``move.source`` gives."""
 
 
 class Witness:
-    """Which boxes a rank gives and takes, so that all ranks find each other's by number alone.
+    """The boxes that a rank gives and takes, numbered so that all ranks find each other's by number alone.
 
     The plan says where a box lies on each side; where in the whole tensor that is follows from each side's own layout. So a plan
     that mistakes one place for another is found, too.
 
     Args:
-        moves: of all ranks, or of this rank alone; the same on all ranks that compare.
+        moves: moves of all ranks, or of this rank alone; the same on all ranks that compare.
         rank: this rank in the moves.
-        held: the boxes that it holds, if it gives.
+        present: the boxes that it holds, if it gives.
         needed: the boxes that it needs, if it takes.
         shared: targets that are their source, of which nothing moves.
     """
 
     def __init__(
-        self, moves: Sequence[Move], rank: int, held: Sequence[Box], needed: Sequence[Box], shared: Container[str] = ()
+        self, moves: Sequence[Move], rank: int, present: Sequence[Box], needed: Sequence[Box], shared: Container[str] = ()
     ) -> None:
         self.rank = rank
         numbers: dict[int, dict[Key, int]] = defaultdict(dict)
-        mine, taken = {}, []
-        before, self._after = _by_local(held), _by_local(needed)
+        sent, received = {}, []
+        before, self._after = _by_local(present), _by_local(needed)
         self.num_shared = 0
         for move in moves:
             of_source = numbers[move.source]
             key = move.source_local, move.source_start, move.size
             number = of_source.setdefault(key, len(of_source))
             stays = move.source == move.target == rank and move.target_local in shared
-            if move.source == rank and not stays and number not in mine:
-                mine[number] = SentBox(*key, _where(before, move.tensor, move.source_local, move.source_start))
+            if move.source == rank and not stays and number not in sent:
+                sent[number] = SentBox(*key, _where(before, move.tensor, move.source_local, move.source_start))
             if move.target == rank:
                 self.num_shared += stays
                 if not stays:
-                    taken.append(Taken(move, self.start_of(move), number))
-        self.gives: Mapping[int, SentBox] = mine
-        self.takes: Sequence[Taken] = tuple(taken)
+                    received.append(Taken(move, self.start_of(move), number))
+        self.gives: Mapping[int, SentBox] = sent
+        self.takes: Sequence[Taken] = tuple(received)
         self._numbers = numbers
 
     def start_of(self, move: Move) -> Offsets:
@@ -129,10 +129,10 @@ class Witness:
 
 
 def _by_local(boxes: Sequence[Box]) -> dict[tuple[str, str], list[Box]]:
-    found: dict[tuple[str, str], list[Box]] = defaultdict(list)
+    by_place: dict[tuple[str, str], list[Box]] = defaultdict(list)
     for box in boxes:
-        found[box.tensor, box.local].append(box)
-    return found
+        by_place[box.tensor, box.local].append(box)
+    return by_place
 
 
 def _where(boxes: Mapping[tuple[str, str], Sequence[Box]], tensor: str, local: str, at: Offsets) -> Offsets:

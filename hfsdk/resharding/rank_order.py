@@ -1,4 +1,4 @@
-"""Where every rank of a weight transition stands: its coordinates in both layouts, and its node."""
+"""The place of every rank in a weight transition: its coordinates in both layouts, and its node."""
 
 from __future__ import annotations
 

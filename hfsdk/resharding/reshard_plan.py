@@ -1,7 +1,7 @@
-"""What must move so that every rank has the weights of another layout: the plan of a weight transition, as pure data.
+"""``ReshardPlan``: the moves by which every rank gets the weights of another layout, as pure data.
 
-Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.resharding.boxes`). What a rank needs and has stays or is copied in
-place; only the rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4
+Shards are boxes of the Hugging Face tensors (:mod:`hfsdk.resharding.boxes`). The part that a rank needs and has stays or is copied
+in place; only the rest is sent, by one rank that has it (HybridFlow, arXiv 2409.19256, section 5). One weight of four quarters, tp4
 to tp2 dp2::
 
     rank                     0        1        2        3
@@ -48,7 +48,7 @@ LINKS = ("same rank", "same node", "network")
 
 @dataclass(frozen=True, repr=False)
 class ReshardPlan:
-    """What every rank copies, sends and receives so that the rollout has the trainer's weights (or, inverted, back).
+    """The copies, sends and receives of every rank by which the rollout gets the trainer's weights (or, inverted, back).
 
     Made by :meth:`between`; checked byte for byte against what the transport counted.
 
@@ -56,7 +56,7 @@ class ReshardPlan:
         spec: the model.
         train: the filled layout of training.
         rollout: the filled layout of generation; pp above 1 is planned, but no engine runs it.
-        dtype: of what moves.
+        dtype: the dtype that weights travel in.
         grouping: ``"strided"`` or ``"vanilla"``.
         nodes: the node of every rank.
         to_train: whether it leads back to the training layout.
@@ -96,7 +96,7 @@ class ReshardPlan:
         Args:
             spec: the model; ``hf.ModelSpec.preset("llama-70b")`` for one that exists only as numbers.
             train: e.g. ``"tp8 pp8 dp2"``; an open dp fills up to the rollout's size.
-            rollout: e.g. ``"tp8 dp16"``.
+            rollout: the rollout's layout, e.g. ``"tp8 dp16"``.
             dtype: ``"fp32"`` or ``"bf16"``: what travels.
             grouping: ``"strided"`` (HybridFlow section 5.3) or ``"vanilla"`` (consecutive ranks in both layouts).
             nodes: the node of every rank, or how many ranks a node has; by default all are on one.
@@ -114,7 +114,7 @@ class ReshardPlan:
             if after.dp is not None and after.size != before.size:
                 raise LayoutError(
                     f"the training layout '{before}' has {before.size} ranks, the rollout's '{after}' has {after.size}; on the "
-                    "same devices both need as many. Change one, or say apart=True for a rollout on a pool of its own."
+                    "same devices both need the same number. Change one, or pass apart=True for a rollout on a pool of its own."
                 )
             after = after.fill(before.size)
         before.check_model(spec)
@@ -176,6 +176,7 @@ class ReshardPlan:
             for move in section.moves:
                 num_bytes[move.source, move.target] += section.count * move.numel
         num_bytes *= DTYPE_BYTES[self.dtype]
+        # The array is cached: a caller that changed it would change every later answer.
         num_bytes.flags.writeable = False
         return num_bytes
 
@@ -278,9 +279,10 @@ class ReshardPlan:
         train, rollout = self.train_at(rank), self.rollout_at(rank)
         if train is None or rollout is None or self.rollout.pp > 1:
             return {}
-        held = _by_local(megatron_boxes(self.spec, self.train, train.tp, train.pp))
+        trained = _by_local(megatron_boxes(self.spec, self.train, train.tp, train.pp))
         needed = _by_local(vllm_boxes(self.spec, self.rollout.tp, rollout.tp))
-        there = {boxes: name for name, boxes in held.items()}
+        # Parameters with the same boxes at the same places are the same memory, whatever each engine calls them.
+        there = {boxes: name for name, boxes in trained.items()}
         rows, wanted_rows = (padded_vocab(self.spec.vocab_size, tp) // tp for tp in (self.train.tp, self.rollout.tp))
         tables = () if rows == wanted_rows else VOCAB_TABLES  # padded to other lengths
         return {name: there[boxes] for name, boxes in needed.items() if boxes in there and name not in tables}
@@ -386,16 +388,16 @@ class ReshardPlan:
         if not moves:
             boxes = vllm_boxes(self.spec, self.rollout.tp, 0)
             names = sorted({box.local for box in boxes if not re.search(r"layers\.[1-9]", box.local)})
-            known = ", ".join(names)
-            raise OptionError(f"the rollout of {self.spec.name} has no parameter {shown(parameter)}; it has {known}, ...")
-        held = []
+            names_text = ", ".join(names)
+            raise OptionError(f"the rollout of {self.spec.name} has no parameter {shown(parameter)}; it has {names_text}, ...")
+        boxes_of = []
         for rank in range(self.num_ranks):
             at = self.train_at(rank)
-            held.append(megatron_boxes(self.spec, self.train, at.tp, at.pp) if at else [])
+            boxes_of.append(megatron_boxes(self.spec, self.train, at.tp, at.pp) if at else [])
         tensors = ", ".join(sorted({move.tensor for move in moves}))
         return {
             "title": f"{parameter}: '{self.train}' to rollout '{self.rollout}'",
-            "summary": f"what {self.num_ranks} ranks hold of {tensors}, before and after", "ranks": rows_by_rank(moves, held),
+            "summary": f"what {self.num_ranks} ranks hold of {tensors}, before and after", "ranks": rows_by_rank(moves, boxes_of),
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -411,33 +413,33 @@ def size_text(num_bytes: int) -> str:
 
 
 def _by_local(boxes: Sequence[Box]) -> dict[str, frozenset[tuple[str, Offsets, Offsets, Offsets]]]:
-    found: dict[str, list[tuple[str, Offsets, Offsets, Offsets]]] = defaultdict(list)
+    by_local: dict[str, list[tuple[str, Offsets, Offsets, Offsets]]] = defaultdict(list)
     for box in boxes:
-        found[box.local].append((box.tensor, box.start, box.size, box.local_start))
-    return {name: frozenset(these) for name, these in found.items()}
+        by_local[box.local].append((box.tensor, box.start, box.size, box.local_start))
+    return {name: frozenset(these) for name, these in by_local.items()}
 
 
-# The rows of one parameter of the rollout by rank, before and after a transition, as plain data for a picture.
+# -- the rows of one parameter by rank, for a picture
 
 
-def rows_by_rank(moves: Sequence[Move], held: Sequence[Sequence[Box]]) -> list[dict[str, Any]]:
+def rows_by_rank(moves: Sequence[Move], boxes_by_rank: Sequence[Sequence[Box]]) -> list[dict[str, Any]]:
     """Return for every rank which rows it has before, and which after the moves and from whom; columns where it is cut by these.
 
     Args:
-        moves: those into the parameter.
-        held: for every rank the boxes it starts from.
+        moves: the moves into the parameter.
+        boxes_by_rank: every rank's boxes before the moves.
     """
     tensors = {move.tensor for move in moves}
-    axis = _axis([box for boxes in held for box in boxes if box.tensor in tensors], moves)
+    axis = _axis([box for boxes in boxes_by_rank for box in boxes if box.tensor in tensors], moves)
     ranks = []
-    for rank, boxes in enumerate(held):
+    for rank, boxes in enumerate(boxes_by_rank):
         before = sorted((box for box in boxes if box.tensor in tensors), key=lambda box: box.local_start)
-        mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
+        incoming = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
         ranks.append({
             "rank": rank, "before": [_row(box.tensor, axis, box.start[axis], box.size[axis], rank, own=True) for box in before],
             "after": [
-                _row(move.tensor, axis, _first(move, axis, held[move.source]), move.size[axis], move.source, own=own)
-                for move in mine
+                _row(move.tensor, axis, _first(move, axis, boxes_by_rank[move.source]), move.size[axis], move.source, own=own)
+                for move in incoming
                 for own in [move.source == rank]
             ],
         })  # fmt: skip
@@ -456,9 +458,9 @@ def _axis(boxes: Sequence[Box], moves: Sequence[Move]) -> int:
     return int(by_columns and not by_rows)
 
 
-def _first(move: Move, axis: int, held: Sequence[Box]) -> int:
+def _first(move: Move, axis: int, boxes: Sequence[Box]) -> int:
     """Return where what is moved begins along an axis of its Hugging Face tensor, given its source's boxes."""
-    for box in held:
+    for box in boxes:
         if box.local == move.source_local and box.tensor == move.tensor:
             ahead = [there - here for there, here in zip(move.source_start, box.local_start, strict=True)]
             if all(0 <= steps < size for steps, size in zip(ahead, box.size, strict=True)):
@@ -474,7 +476,7 @@ def _row(tensor: str, axis: int, first: int, rows: int, source: int, *, own: boo
     return {"tensor": name, "first": first, "rows": rows, "place": place, "source": source, "own": own, "label": label}
 
 
-# Bytes that a rank receives, holds and keeps twice in a weight transition, by the closed formulas of HybridFlow's table 2.
+# -- volumes by the closed formulas of HybridFlow's table 2
 
 
 @dataclass(frozen=True)
@@ -487,20 +489,20 @@ class Volume:
     peak: float
     """Bytes of weights on the rank at the end of the transition."""
     redundant: float
-    """Bytes of the training shard that are kept beside a rollout copy that does not contain them."""
+    """Bytes of the training shard that are kept next to a rollout copy that does not contain them."""
     counts: str
-    """What it is made of."""
+    """The formula or the count that it is made of."""
 
 
 def formula_volumes(num_bytes: float, train: Layout, rollout: Layout, *, nests: bool) -> list[Volume]:
     """Return the paper's volumes of DS-Chat and HybridFlow-V, and of HybridFlow where the layouts nest (`ReshardPlan.volumes`)."""
     t, p, d = train.tp, train.pp, train.num_replicas
-    ranks, shards, kept = t * p * d, t * p, rollout.tp * rollout.pp
+    ranks, shards, rollout_shards = t * p * d, t * p, rollout.tp * rollout.pp
     volumes = [
         Volume("DS-Chat", (ranks - 1) / ranks * num_bytes, num_bytes, num_bytes / ranks, "formula: gather over all ranks"),
         Volume("HybridFlow-V", (shards - 1) / shards * num_bytes, num_bytes, num_bytes / shards, "formula: gather over tp and pp"),
     ]
     if nests:
-        received = (shards - kept) / (kept * t * p) * num_bytes
-        volumes.append(Volume("HybridFlow", received, num_bytes / kept, 0.0, "formula: gather over micro-dp"))
+        received = (shards - rollout_shards) / (rollout_shards * t * p) * num_bytes
+        volumes.append(Volume("HybridFlow", received, num_bytes / rollout_shards, 0.0, "formula: gather over micro-dp"))
     return volumes

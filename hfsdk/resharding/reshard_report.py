@@ -1,4 +1,4 @@
-"""What a weight transition did, beside what its plan said: bytes and seconds by rank, and the weights that are on a rank."""
+"""The report of a weight transition, next to its plan: bytes and seconds by rank, and the weights that are on a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransportReport:
-    """What one rank moved."""
+    """Bytes and seconds of one rank's moves."""
 
     bytes_sent: int
     bytes_received: int
@@ -26,7 +26,7 @@ class TransportReport:
     """Bytes received from every rank."""
     seconds: float
     proof: Proof | None = None
-    """Of the boxes that it took; ``None`` on a rank that only gives, and where nothing was measured."""
+    """The proof of the boxes that it took; ``None`` on a rank that only gives, and where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Resident:
     moment: str
     """``"training"``, ``"generating"``, or ``"both"`` where each engine keeps its own weights."""
     trainer: int
-    """In Megatron's parameters alone."""
+    """Bytes in Megatron's parameters alone."""
     rollout: int
-    """In vLLM's parameters alone."""
+    """Bytes in vLLM's parameters alone."""
     shared: int
-    """In storages that both use."""
+    """Bytes in storages that both use."""
     aside: int
-    """Of the training shard, kept outside both while generating."""
+    """Bytes of the training shard that are outside both while generating."""
     redundant: int
     """Numbers that are there twice in the same dtype."""
     base: int = 0
-    """Of Megatron's, frozen weights beside adapters; not in ``trainer``."""
+    """Bytes of frozen weights under adapters in Megatron's parameters; not in ``trainer``."""
     base_of: tuple[str, ...] = ()
     """The roles of the rank that have that base together, which is there once."""
 
@@ -58,11 +58,11 @@ class Resident:
 
 @dataclass(frozen=True, repr=False)
 class ReshardReport:
-    """What a weight transition did, beside what its plan said."""
+    """The report of a weight transition, next to its plan."""
 
     plan: ReshardPlan
     ranks: tuple[TransportReport, ...]
-    """Measured, by rank."""
+    """The measured bytes and seconds by rank."""
     predicted: bool = False
     """Whether nothing was measured: the session is simulated, the bytes are the plan's and the seconds a performance model's."""
 
@@ -78,12 +78,12 @@ class ReshardReport:
 
     @property
     def ratio(self) -> float:
-        """Measured over planned; 1 where nothing was to move and nothing did."""
+        """The ratio of measured to planned bytes; 1 where nothing was to move and nothing did."""
         return self.measured_bytes / self.planned_bytes if self.planned_bytes else 1.0 + self.measured_bytes
 
     @property
     def seconds(self) -> float:
-        """Of the slowest rank; with the rollout apart, of the slowest that gives and then of the slowest that takes."""
+        """Seconds of the slowest rank; with the rollout apart, of the slowest that gives and then of the slowest that takes."""
         first = self.plan.train.size if self.plan.apart else 0
         return sum(max(rank.seconds for rank in ranks) for ranks in (self.ranks[:first], self.ranks[first:]) if ranks)
 
@@ -134,7 +134,7 @@ class ReshardReport:
         return pd.DataFrame(rows).set_index("rank")
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data: the plan's, with what was measured beside it."""
+        """Return what a picture shows, as plain data: the plan's, with the measurements next to it."""
         view = self.plan.view()
         received = [None if self.predicted else rank.bytes_received for rank in self.ranks]
         ranks = [{**rank, "measured": count} for rank, count in zip(view["ranks"], received, strict=True)]

@@ -1,4 +1,4 @@
-"""``hf.testing.broken_run``: runs in which one thing is wrong, for whoever wants to find it (notebook 13). Read it afterwards.
+"""``hf.testing.broken_run``: runs in which one thing is wrong, to be found (notebook 13). Read it afterwards.
 
 Nothing is harmed outside of the session, and what was planted is gone after it has acted once, but for updates that it led to.
 """
@@ -34,21 +34,21 @@ LOCAL = "decoder.layers.1.mlp.linear_fc1.weight"
 def broken_run(number: Count, session: Session) -> Any:
     """Run something in which one thing is wrong, to be found.
 
-    What finds it: ``actor.last_reshard``, ``actor.explain_gap``, ``run.first_bad()``, ``reward.probe``.
+    It is found by ``actor.last_reshard``, ``actor.explain_gap``, ``run.first_bad()``, ``reward.probe``.
 
     Args:
         number: which, 1 to 6. 1 to 3 are batches that were just generated, 4 and 5 runs of ``session.train`` that went wrong, 6 is
             a reward and a batch that it has scored.
-        session: with an actor, a critic, a reference and a reward, placed on two devices.
+        session: a session with an actor, a critic, a reference and a reward, placed on two devices.
 
     Raises:
         OptionError: there is no such run.
         WeightMismatchError: of 1; that is how it goes wrong.
     """
-    known = (_weight, _temperature, _stale, _poisoned, _divided, _lazy)
-    if number > len(known):
-        raise OptionError(f"number must be 1 to {len(known)}; got {shown(number)}")
-    return known[number - 1](session)
+    runs = (_weight, _temperature, _stale, _poisoned, _divided, _lazy)
+    if number > len(runs):
+        raise OptionError(f"number must be 1 to {len(runs)}; got {shown(number)}")
+    return runs[number - 1](session)
 
 
 def _weight(session: Session) -> Batch:
@@ -139,8 +139,8 @@ def _poison(rank: Any) -> None:
 
 def _careless(out: Any, b: Any) -> Any:
     each, metrics = ppo.PolicyLoss()(out, b)
-    kept = b.expand("marked") == 0
-    return each * kept / kept, metrics
+    unmarked = b.expand("marked") == 0
+    return each * unmarked / unmarked, metrics
 
 
 def _lazy(session: Session) -> tuple[Any, Batch]:
@@ -150,5 +150,5 @@ def _lazy(session: Session) -> tuple[Any, Batch]:
 
 
 def longer_is_better(completions: Sequence[str]) -> list[float]:
-    """A reward that somebody meant to be about films."""
+    """A reward that was meant to be about films."""
     return [len(text) / 100 for text in completions]

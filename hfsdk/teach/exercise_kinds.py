@@ -1,7 +1,7 @@
-"""What the right answer to an exercise is, and what is said to a wrong one: numbers, words, functions, losses, steps.
+"""Kinds of right answers, and hints to wrong ones: numbers, words, functions, losses, steps.
 
 Each kind has ``hint(answer)``, which is ``None`` for a right answer, and never says what the right one is. Typical wrong
-answers are declared beside it, each with the hint that leads on from there.
+answers are declared with it, each with the hint that leads on from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Exercise(Protocol):
 
     @property
     def because(self) -> str:
-        """What is said to a right answer: why it is right."""
+        """The reply to a right answer: why it is right."""
 
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
@@ -75,7 +75,7 @@ class Choice:
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
         word = answer.strip().strip(".") if isinstance(answer, str) else ""
-        word = next((one for one in (self.right, *self.wrong) if one.casefold() == word.casefold()), word)
+        word = next((choice for choice in (self.right, *self.wrong) if choice.casefold() == word.casefold()), word)
         if word == self.right:
             return None
         if word in self.wrong:
@@ -163,10 +163,10 @@ class StepCode:
     calls: Mapping[str, int]
     """How often each of these calls is made, e.g. ``{"critic.update": 0}``; what is not named is free."""
     wrong: tuple[tuple[Callable[[list[str]], bool], str], ...]
-    """What a list of calls is often like instead, and the hint to it; the first that holds is said."""
+    """Typical mistakes in a list of calls, each with its hint; the first that holds is given."""
     because: str
     order: Callable[[list[str]], bool] = lambda calls: True
-    """What must hold of the calls in their order besides."""
+    """The condition on the order of the calls, besides."""
 
     def hint(self, answer: Any) -> str | None:
         """Return what leads on from a wrong answer, ``None`` where it is right."""
@@ -202,7 +202,7 @@ ROLES = ("actor", "critic", "reference", "reward")
 
 
 class _Raised(str):
-    """What a function of the reader's raised, in words."""
+    """The error that a function of the reader's raised, in words."""
 
 
 def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -235,12 +235,12 @@ def _value_and_gradient(loss: Callable[..., Any]) -> list[list[float]] | str | N
     return [values.expand(6).tolist(), gradient.tolist()]
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(answer: Any, other: Any) -> bool:
     if isinstance(other, list) and any(isinstance(row, list) for row in other):
-        one = one.tolist() if hasattr(one, "tolist") else one
-        return isinstance(one, list | tuple) and len(one) == len(other) and all(map(_equal, one, other))
+        answer = answer.tolist() if hasattr(answer, "tolist") else answer
+        return isinstance(answer, list | tuple) and len(answer) == len(other) and all(map(_equal, answer, other))
     try:
-        a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
+        a, b = np.asarray(answer, dtype=float), np.asarray(other, dtype=float)
     except Exception:  # whatever the reader's object says when it is asked for a number
         return False
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True))

@@ -15,7 +15,7 @@ UNANSWERED = "Put your answer in place of ... and run the cell again; a wrong on
 
 @dataclass(frozen=True)
 class Feedback:
-    """What an exercise says to an answer; true where it is right."""
+    """The reply of an exercise to an answer; true where the answer is right."""
 
     number: str
     """The exercise, e.g. ``"04.1"``: notebook and place."""
@@ -23,7 +23,7 @@ class Feedback:
     text: str
     """Why it is right, or a hint."""
     blank: bool = False
-    """Nothing was written yet."""
+    """Whether nothing was written yet."""
 
     def __bool__(self) -> bool:
         return self.right
@@ -38,23 +38,23 @@ def exercise(number: str, answer: Any = ...) -> Feedback:
     """Look at an answer to an exercise of a notebook; a wrong one gets a hint, never the answer.
 
     Args:
-        number: of the notebook and of the exercise in it, e.g. ``"04.1"``.
-        answer: what the exercise asks for: a number, a word, a function, or an algorithm; ``...`` is not answered yet.
+        number: the numbers of the notebook and of the exercise in it, e.g. ``"04.1"``.
+        answer: the answer: a number, a word, a function, or an algorithm; ``...`` is not answered yet.
 
     Returns:
-        What there is to say, as a text; it is true where the answer is right.
+        The reply, as a text; it is true where the answer is right.
 
     Raises:
         OptionError: there is no such exercise.
     """
     if isinstance(number, str) and number[1:2] == ".":
         number = f"0{number}"  # as its title has it
-    known = EXERCISES.get(number) if isinstance(number, str) else None
-    if known is None:
+    entry = EXERCISES.get(number) if isinstance(number, str) else None
+    if entry is None:
         of_notebook = [name for name in EXERCISES if isinstance(number, str) and name[:2] == number[:2]]
         listed = ", ".join(of_notebook or EXERCISES)
         raise OptionError(f"number must be an exercise's; got {shown(number)}; there are {listed}")
     if answer is None or answer is ... or (isinstance(answer, str) and not answer.strip()):
         return Feedback(number, False, UNANSWERED, blank=True)
-    hint = known.hint(answer)
-    return Feedback(number, hint is None, known.because if hint is None else hint, blank=hint == NOTHING_YET)
+    hint = entry.hint(answer)
+    return Feedback(number, hint is None, entry.because if hint is None else hint, blank=hint == NOTHING_YET)

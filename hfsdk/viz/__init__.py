@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    mine = (name for name, thing in globals().items() if getattr(thing, "__module__", "") == __name__)
-    return sorted(name for name in mine if not name.startswith("_"))
+    own_names = (name for name, thing in globals().items() if getattr(thing, "__module__", "") == __name__)
+    return sorted(name for name in own_names if not name.startswith("_"))
 
 
 def register_hooks() -> bool:
@@ -68,13 +68,13 @@ def picture(obj: Any) -> Picture:
 
 
 def widget(obj: Any) -> AnyWidget:
-    """Return the picture of what draws itself in a notebook as one anywidget, for hosts beside Jupyter.
+    """Return the picture of an object that draws itself in a notebook as one anywidget, for hosts other than Jupyter.
 
     In marimo ``mo.ui.anywidget(hf.viz.widget(session.what_if(hf.PPO())))``. Sliders are answered, buttons are heard, and what still
     runs is followed until it has ended; what does not run is shown as it is now.
 
     Args:
-        obj: as for :func:`picture`, or a picture.
+        obj: an object that :func:`picture` takes, or a picture.
 
     Raises:
         OptionError: there is no picture of such an object.
@@ -103,7 +103,7 @@ def parameter_picture(plan: ReshardPlan, parameter: str) -> ParameterPicture:
 
 
 @checked
-def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
+def reshard_picture(*plans: ReshardPlan | ReshardReport) -> ReshardPicture:
     """Draw a weight transition step by step; given several plans, with a switch between them.
 
     A plan or report evaluated in a cell draws itself this way.
@@ -113,7 +113,7 @@ def reshard_picture(*given: ReshardPlan | ReshardReport) -> ReshardPicture:
     """
     from hfsdk.viz.pictures.resharding import ReshardPicture, reshard_view
 
-    return ReshardPicture(reshard_view(*given))
+    return ReshardPicture(reshard_view(*plans))
 
 
 @checked
@@ -128,7 +128,7 @@ def grouping_picture(
         spec: the model, e.g. ``hf.ModelSpec.preset("llama-7b")``.
         train: the training layout.
         rollout: the rollout's layout on the same ranks.
-        dtype: of what moves.
+        dtype: the dtype that weights travel in.
         nodes: how many ranks a node has; by default all are on one.
 
     Raises:
@@ -173,13 +173,13 @@ def tokens_picture(
     """Draw prompts and responses token by token; what ``batch.tokens(...)`` shows, with ``to_html``, ``to_svg``, ``to_text``.
 
     Args:
-        batch: has responses; waits for its columns.
+        batch: a batch with responses; the call waits for its columns.
         rows: which samples, e.g. ``range(8)``; the first 64 when not given.
         new: log-probabilities under the policy as it is now: a column, or ``actor.compute_log_probs(batch)`` after an update.
         old: column of the ratio's denominator.
         clip: epsilon of the ratio: tokens that it leaves without gradient are marked.
         clip_high: upper epsilon, where it differs.
-        color: what colours the tokens at first, e.g. ``"kl"``.
+        color: the column that colours the tokens at first, e.g. ``"kl"``.
 
     Raises:
         ColumnError: a column is missing or has other lengths.
@@ -196,7 +196,7 @@ def credit_picture(batch: Batch, row: int = 0, gamma: float = 1.0, lam: float = 
 
     Args:
         batch: after ``ppo.advantages``: has rewards and values; with advantages and returns its own result is the line.
-        row: which sample.
+        row: the sample's number.
         gamma: discount per token that the batch's advantages were made with; the slider begins there.
         lam: lambda of GAE, likewise.
 
@@ -221,7 +221,7 @@ def clip_picture(
     """Draw the histogram of PPO's ratio over the whole batch, and what share of tokens and of ``|advantage|`` is clipped.
 
     Args:
-        batch: has advantages and the ratio's denominator.
+        batch: a batch with advantages and the ratio's denominator.
         new: log-probabilities under the policy as it is now: a column, or ``actor.compute_log_probs(batch)`` after an update.
         clip: epsilon; a slider changes it.
         clip_high: upper epsilon, where it differs.
@@ -241,8 +241,8 @@ def advantages_figure(sample: pd.DataFrame, title: str = "") -> Figure:
     """Draw one sample's rewards, values, advantages and returns over its tokens.
 
     Args:
-        sample: what ``batch.inspect(i)`` returns, after ``ppo.advantages``.
-        title: printed above.
+        sample: the sample that ``batch.inspect(i)`` returns after ``ppo.advantages``.
+        title: the title above the picture.
 
     Raises:
         OptionError: a column is missing.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = "hfsdk.viz.charts"
-"""Of ``plt.style.use``: no background, and colours that are read on white and on black."""
+"""Style sheet for ``plt.style.use``: no background, and colours that are read on white and on black."""
 LINE, SECOND, THIRD, NEGATIVE, INK = "#3b76c4", "#c9761a", "#2a9d8f", "#c4291c", "#797979"
 
 
@@ -31,8 +31,8 @@ def advantages_figure(
         values: the critic's value per token.
         rewards: the reward per token, KL penalty included.
         advantages: the advantage per token.
-        returns: drawn beside the values where given.
-        title: printed above.
+        returns: drawn next to the values where given.
+        title: the title above the picture.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.

@@ -1,6 +1,7 @@
-"""Which picture every noun has. Of nouns below it is found by the name of their class, so that nothing is imported for that.
+"""The picture of every noun.
 
-What stands above says itself how it is drawn, by a method ``_picture_`` (:class:`Drawn`).
+Nouns of the rooms below are looked up by the name of their class, so that nothing is imported for them. Nouns of the rooms above
+say themselves how they are drawn, by a method ``_picture_`` (:class:`Drawn`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PICTURES: dict[tuple[str, str], Callable[[Any], Picture]] = {
 
 @runtime_checkable
 class Drawn(Protocol):
-    """What says itself how it is drawn."""
+    """An object that says itself how it is drawn."""
 
     def _picture_(self) -> Picture:
         """Return its picture as it is now."""

@@ -40,12 +40,12 @@ from hfsdk.viz.plain import clean, plain
 from hfsdk.viz.raster import NOTEBOOK_HINT, png_of
 
 View = Mapping[str, Any]
-"""What a picture shows, as JSON data; each picture's module gives its schema as a ``TypedDict``."""
+"""The data of a picture, as JSON has it; each picture's module gives its schema as a ``TypedDict``."""
 
 PUBLISH_INTERVAL_S = 0.2
 LARGE_PUBLISH_INTERVAL_S = 1.0
 LARGE_MARKS = 3000
-"""Above this many marks a timeline draws on a canvas and a live view is sent once per second."""
+"""Number of marks above which a timeline draws on a canvas and a live view is sent once per second."""
 
 ROLE_COLORS = {"actor": "#3b76c4", "critic": "#e08a1e", "reference": "#2a9d8f", "reward": "#b5487f", "cost": "#7a6cc9"}
 OTHER_COLORS = ("#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e")
@@ -140,7 +140,7 @@ def _script_hash(script: str) -> str:
 
 
 def content_policy(body: str) -> str:
-    """Return a content security policy that lets a page ask no network, and run no script but those that are in ``body`` now.
+    """Return a content security policy that lets a page ask no network, and run no script but the ones in ``body`` now.
 
     Styles are inline: pictures place what they draw by them.
     """
@@ -174,7 +174,7 @@ class Picture:
         self.view: View = plain(view)
 
     def __init_subclass__(cls) -> None:
-        """Have the text form of each kind of picture cleaned, whatever texts the view holds: it is printed in terminals."""
+        """Have the text form of each kind of picture cleaned, with any texts in the view: it is printed in terminals."""
         super().__init_subclass__()
         if "to_text" in vars(cls):
             to_text = cls.to_text
@@ -276,7 +276,7 @@ class LivePicture:
     ``on_message`` takes what its buttons send. ``kept_as`` names the session it is of, where that outlives the kernel.
 
     Attributes:
-        picture: what is shown now.
+        picture: the picture that is shown now.
         widget: the anywidget that shows it.
 
     Raises:
@@ -299,6 +299,7 @@ class LivePicture:
         with self._wake:
             if self._closed:
                 return
+            # Views that nobody has seen yet are overwritten, not queued: only the newest is worth drawing.
             self._pending = view
             if not can_start_threads():
                 self._send_if_due()
@@ -342,6 +343,7 @@ class LivePicture:
                     return
                 view, self._pending = self._pending, None
             assert view is not None
+            # Outside the lock: sending may take long, and ``publish`` must not wait for it.
             self._show(view)
             time.sleep(_interval_s(view))
 
@@ -407,17 +409,18 @@ def widget_class(name: str) -> Any:
     return type(f"{name.capitalize()}Widget", (anywidget.AnyWidget,), members)
 
 
-# A picture as a file: its ES module renders as it does in a browser, and ``static/paper.js`` lays out what it rendered as SVG.
-#
-# Each drawing is made in a QuickJS context of its own: it keeps nothing and belongs to no thread.
+# -- pictures as files
 
 
 def paper_svg(name: str, view: Any) -> str:
     """Return the picture of a view as one SVG document with its own background, in both themes.
 
+    The picture's ES module renders as it does in a browser, and ``static/paper.js`` lays out what it rendered. Each drawing is made
+    in a QuickJS context of its own: it keeps nothing and belongs to no thread.
+
     Args:
-        name: of the picture's module, e.g. ``"timeline"``.
-        view: what it shows, as JSON data.
+        name: the name of the picture's module, e.g. ``"timeline"``.
+        view: the picture's content, as JSON data.
 
     Raises:
         ModuleNotFoundError: quickjs-ng is not installed, or cannot be imported because no thread can be started.

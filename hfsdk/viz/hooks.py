@@ -31,7 +31,7 @@ WALL_CLOCK_NS = 10**18
 """Spans before this (2001) are on the virtual clock of a simulation."""
 
 STILL_INTERVAL_S = 1.0
-"""Without anywidget a still picture is redrawn this often."""
+"""Seconds between two redraws of a still picture without anywidget."""
 
 
 def register(ipython: Any) -> None:
@@ -200,7 +200,7 @@ def _show(
 
 
 class _StillPicture:
-    """Where anywidget is missing: the static picture, redrawn once a second, with a hint."""
+    """The static picture where anywidget is missing, redrawn once a second, with a hint."""
 
     def __init__(self, picture: Picture, hint: str) -> None:
         self.picture = picture

@@ -1,4 +1,4 @@
-"""The files of ``hfsdk/viz/static``, and the ES module of a picture: its own file with those that it imports in front."""
+"""The files of ``hfsdk/viz/static``, and the ES module of a picture: its own file with its imports in front."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def esm(name: str) -> str:
 
 
 def _needed(name: str) -> list[str]:
-    """Return a file and those that it imports, each before what it needs itself."""
+    """Return a file and its imports, each before what it needs itself."""
     names: dict[str, None] = {name: None}
     for part in _IMPORT.findall(static(f"{name}.js")):
         for needed in _needed(part):

@@ -36,12 +36,12 @@ def cut(text: str, most: int) -> str:
     """Return a text that takes the room of at most so many letters."""
     if letters(text) <= most:
         return text
-    taken = accumulate(map(letters, text))
-    return "".join(character for character, room in zip(text, taken, strict=True) if room < most) + "…"
+    rooms = accumulate(map(letters, text))
+    return "".join(character for character, room in zip(text, rooms, strict=True) if room < most) + "…"
 
 
 def finite(value: Any) -> Any:
-    """Return a finite number as it is, and ``None`` for whatever else."""
+    """Return a finite number as it is, and ``None`` for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None

@@ -63,8 +63,8 @@ def _families(sans: str, mono: str) -> dict[str, str]:
 @cache
 def _shipped() -> list[str]:
     """Return DejaVu's files in matplotlib, which is looked up and not imported; none where it is missing or keeps none."""
-    found = find_spec("matplotlib")
-    places = (found and found.submodule_search_locations) or ()
+    module = find_spec("matplotlib")
+    places = (module and module.submodule_search_locations) or ()
     folders = [Path(place) / "mpl-data" / "fonts" / "ttf" for place in places]
     names = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold")
     return [str(file) for folder in folders for name in names if (file := folder / f"{name}.ttf").is_file()]

@@ -25,10 +25,10 @@ LEFT = ' style="text-align:left"'
 NBSP = "\N{NO-BREAK SPACE}"
 WRAP = ' style="text-align:left;white-space:pre-wrap;max-width:420px"'
 BAR, BAR_DONE, BAR_BACK = "#3b82d6", "#2f9e50", "#a9b1ba"
-"""Of bars where ``frame.css`` does not reach: seen on white and on black."""
+"""Colours of bars where ``frame.css`` does not reach: seen on white and on black."""
 
 MARK = "background:#ffd54d;color:#1a1a1a;padding:0 2px"
-"""Of a token in a text: seen in both themes."""
+"""Style of a marked token in a text: seen in both themes."""
 
 STATES = {
     "ready": ("●", "hf-good"), "pending": ("○", "hf-dim"), "running": ("◐", "hf-busy"), "failed": ("✕", "hf-bad"),
@@ -36,7 +36,7 @@ STATES = {
     "loaded": ("●", "hf-good"), "declared": ("○", "hf-dim"), "open": ("●", "hf-good"), "closed": ("–", "hf-dim"),
     "working": ("◐", "hf-busy"), "idle": ("●", "hf-good"),
 }  # fmt: skip
-"""Sign and colour of a state; its name always stands beside them."""
+"""Sign and colour of a state; its name always stands next to them."""
 
 
 def batch_html(data: Mapping[str, Any]) -> str:
@@ -59,9 +59,9 @@ def batch_html(data: Mapping[str, Any]) -> str:
         for c in columns[:MAX_COLUMNS]
     ]
     head = ["column<", "kind<", "dtype<", "mean length", "bytes", "state<", "written by<"]
-    known = [c["bytes"] for c in columns if finite(c.get("bytes")) is not None]
+    sizes = [c["bytes"] for c in columns if finite(c.get("bytes")) is not None]
     title = f"Batch: {count_text(data['num_rows'])} samples, {len(columns)} columns" + (
-        f", {bytes_text(sum(known))}" if known else ""
+        f", {bytes_text(sum(sizes))}" if sizes else ""
     )
     parts = [_title(title), _table(head, rows)]
     if len(columns) > MAX_COLUMNS:

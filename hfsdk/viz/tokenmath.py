@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 MAX_LOG_RATIO = 20.0
-"""As in ``rlmath``: log-ratios are cut here before ``exp``."""
+"""The bound, as in ``rlmath``, to which log-ratios are cut before ``exp``."""
 
 
 def pack(values: Any) -> str:
@@ -55,7 +55,7 @@ def clipped(ratios: Array, advantages: Array, low: float, high: float) -> npt.ND
 
 @dataclass(frozen=True)
 class Whitening:
-    """What was done to a batch's advantages after GAE."""
+    """The change that was made to a batch's advantages after GAE."""
 
     state: str
     """``"no"``, ``"whitened"``, ``"other"`` (not GAE of these values, or changed by something else) or ``"unknown"``."""

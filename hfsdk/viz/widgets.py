@@ -25,7 +25,7 @@ from hfsdk.viz.pictures.what_if import LiveWhatIf, WhatIfPicture
 
 @runtime_checkable
 class Going(Protocol):
-    """What may still be under way."""
+    """Work that may still be under way."""
 
     @property
     def running(self) -> bool:

@@ -611,7 +611,7 @@ def test_of_every_key_of_a_release_it_is_known_what_it_could_change(system):
     [
         ("nowhere/grpo.yaml", {}, ["nowhere/grpo.yaml", "Check the path"]),
         (7, {}, ["a path of a YAML file, a dict"]),
-        ({"learning_rate": 1.0}, {}, ["no system"]),
+        ({"learning_rate": 1.0}, {}, ["no keys of a system"]),
         ({}, {}, ["no keys"]),
         ({**DOUBTS, "data.train_batch_size": "many"}, {}, ["data.train_batch_size", "'many'"]),
         ({**DOUBTS, "data.train_batch_size": 1.5}, {}, ["data.train_batch_size", "1.5"]),

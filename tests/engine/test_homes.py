@@ -57,7 +57,7 @@ class Dies:
         if not self.done and self.when(*given):
             self.done = True
             for number in self.wipe:  # the snapshots that lay in that worker's memory
-                self.runtime._kept.pop(number, None)
+                self.runtime._num_updates_of.pop(number, None)
             raise self.error
         return self.before(*given, **named)
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_of_a_branch_that_was_left_comes_back_only_where_nothing_el
     learn(session, 1)
     assert "a snapshot kept of it at update 3 (1 update lost)" in told_of_death(session, runtime, monkeypatch)
     monkeypatch.undo()
-    runtime._kept.clear()
+    runtime._num_updates_of.clear()
     assert "state-1 (of another branch, at update 6; what was trained on" in told_of_death(session, runtime, monkeypatch)
     assert updates(session)["actor"] == 6
 
@@ -270,7 +270,7 @@ def test_a_snapshot_that_dies_after_it_was_chosen_is_told_and_the_next_source_ta
     Dies(runtime, monkeypatch, "call", DIED, when=lambda work: work.call.role == "actor")
     with refuses(WorkerDiedError, "a snapshot kept"):
         session.models.actor.compute_log_probs(session.rows).wait()
-    runtime._kept.clear()
+    runtime._num_updates_of.clear()
     with refuses(WorkerDiedError, "is gone with a worker", "its initial weights"):
         session.models.actor.compute_log_probs(session.rows).wait()
     session.models.actor.compute_log_probs(session.rows).wait()

@@ -140,7 +140,7 @@ def test_gradients_that_are_zero_do_not_travel_and_others_are_kept():
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_host_memory_is_used_again_or_given_back(kept):
-    memory = HostMemory(pinned=False, kept=kept, chunk_bytes=16)
+    memory = HostMemory(pinned=False, keeps=kept, chunk_bytes=16)
     tensors = [torch.arange(n, dtype=torch.float32) for n in (3, 11, 1, 0)]
     copies = [tensor.clone() for tensor in tensors]
     offloaded = Offloaded(lambda: tensors, Recorder(0, 0), memory=memory)
@@ -158,7 +158,7 @@ def test_host_memory_is_used_again_or_given_back(kept):
 def test_a_device_without_room_loses_nothing(monkeypatch):
     tensors = [torch.randn(4), torch.randn(5), torch.randn(6)]
     copies = [tensor.clone() for tensor in tensors]
-    offloaded = Offloaded(lambda: tensors, Recorder(0, 0), memory=HostMemory(pinned=False, kept=True, chunk_bytes=8))
+    offloaded = Offloaded(lambda: tensors, Recorder(0, 0), memory=HostMemory(pinned=False, keeps=True, chunk_bytes=8))
     resize = torch.UntypedStorage.resize_
 
     def full(storage, size):

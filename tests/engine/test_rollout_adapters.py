@@ -128,7 +128,7 @@ def check_refusals(rollout):
         draw(rollout, adapter=2)
     with refuses(RuntimeError, "has to follow adapter_targets"):
         rollout.finish_adapters()
-    with refuses(OptionError, "slot 2", "with 2"):
+    with refuses(OptionError, "slot 2", "has 2"):
         rollout.adapter_targets(2)
 
 

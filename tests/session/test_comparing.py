@@ -283,7 +283,7 @@ def test_whoever_dies_in_a_compared_run_no_role_is_left_in_it(session, prompts, 
         if len(updates) == 2 and updates[-1] is work:
             for kept in session.snapshots["compare"].kept:
                 if kept.role == "actor":
-                    runtime._kept.pop(kept.number)
+                    runtime._num_updates_of.pop(kept.number)
             raise WorkerDiedError("the worker of device 0 ended.")
         return call(work)
 

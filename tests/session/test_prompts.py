@@ -111,7 +111,7 @@ def test_a_conversation_is_the_model_s_template_wherever_it_goes(session, actor)
     "turns, named",
     [
         ([*CHAT, {"role": "assistant", "content": "Hi"}], "the assistant's message"),
-        ([{"role": "user", "content": None}], "role and content"),
+        ([{"role": "user", "content": None}], "without a text"),
     ],
 )
 def test_a_conversation_that_cannot_be_answered_names_its_row(session, actor, turns, named):

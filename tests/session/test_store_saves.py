@@ -217,7 +217,7 @@ def test_anothers_save_is_told_of_once(simulated, memory, monkeypatch):
 @each(
     "address, named",
     [
-        ("s3:///", "one like"), ("simplecache::memory://x", "one like"), ("a/b://c", "one like"), ("://", "one like"),
+        ("s3:///", "looks like"), ("simplecache::memory://x", "looks like"), ("a/b://c", "looks like"), ("://", "looks like"),
         ("nothing://x/y", "nothing://"), ("memory://x?token=abc", "no password"), ("memory://me:abc@x/y", "no password"),
         ("memory://x/lr[1e-5]", "patterns"),
     ],

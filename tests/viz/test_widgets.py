@@ -96,7 +96,7 @@ def test_what_a_page_sets_is_kept_only_where_the_picture_has_a_control_for_it(mo
     for number in range(50):
         live.hear({"set": {f"name {number}": "x" * 1000, "device": "y" * 10**6, "prompts": [1] * 10**5}, "request": number})
     live.hear({"set": {"devices": 2}, "request": 50})
-    request, changes = live._asked
+    request, changes = live._wanted
     assert (request, changes["devices"], sorted(changes)) == (50, 2, ["device", "devices"])
     assert len(changes["device"]) == 200
     live.close()

@@ -1,4 +1,4 @@
-"""Everything that vLLM needs to be told on a machine without a GPU. On CUDA every function here does nothing.
+"""The settings that vLLM needs on a machine without a GPU. On CUDA every function here does nothing.
 
 ===================================  ==========================================================================
 vLLM's CPU backend                   here
@@ -47,16 +47,17 @@ if TYPE_CHECKING:
     """A layer whose weight is packed, with the shape and the dtype of the plain one."""
 
 SEGMENTS = Path("/dev/shm")
-"""Where POSIX shared memory appears as files."""
+"""The folder in which POSIX shared memory appears as files."""
 
 BLOCK_BYTES = 64 * 2**20
-"""Of plain weights that are allocated together: one hole in the heap when they are packed or, with glibc's own settings, none."""
+"""Bytes of plain weights that are allocated together: one hole in the heap when they are packed or, with glibc's own settings,
+none."""
 
 GIVE_BACK_EVERY = 16
 """Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
 
 PACKED_ROUNDING = {4: 1e-4, 2: 0.03}
-"""By the bytes of a number: how far a packed layer's product may be from the plain one's, relative to its largest number."""
+"""Largest distance of a packed layer's product from the plain one's, relative to its largest number, by the bytes of a number."""
 
 _SEGMENT_PREFIX = "hfsdk."
 
@@ -233,9 +234,9 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def shared_groups_kept(kept: bool) -> Iterator[None]:
+def shared_groups_kept(others_open: bool) -> Iterator[None]:
     """Let one engine shut down without ending the groups that vLLM's other engines of this process use (on CUDA too)."""
-    if not kept:
+    if not others_open:
         yield
         return
     import vllm.v1.engine.core as core
@@ -245,9 +246,9 @@ def shared_groups_kept(kept: bool) -> Iterator[None]:
 
 
 @contextmanager
-def pools_kept(kept: bool) -> Iterator[None]:
+def pools_kept(others_asleep: bool) -> Iterator[None]:
     """Let one engine shut down without ending the memory pools of another of this process that sleeps (CUDA alone)."""
-    if not kept:
+    if not others_asleep:
         yield
         return
     from vllm.device_allocator import cumem

@@ -1,6 +1,6 @@
 """Adapters of low rank in the generating engine: vLLM's slots, written in place (on CUDA too).
 
-vLLM wraps every linear layer that may have an adapter and keeps room beside it for some, its *slots*::
+vLLM wraps every linear layer that may have an adapter and keeps room next to it for some, its *slots*::
 
     qkv_proj.base_layer.weight         [out, in]                     the base's, moved as ever
     qkv_proj.lora_a_stacked[part]      [slots, 1, padded rank, in]   one part each for q, k and v
@@ -9,7 +9,7 @@ vLLM wraps every linear layer that may have an adapter and keeps room beside it 
     adapter_targets(slot)   ...   the transport writes A and B   ...   finish_adapters(slot): B times its scale
 
 vLLM's own way to change an adapter reads a folder. Here every slot is told to vLLM once, as an adapter that it has loaded
-already, and a row of a batch names the slot or none. Ranks are padded to those that vLLM takes; the padding is zero.
+already, and a row of a batch names the slot or none. Ranks are padded to the next that vLLM takes; the padding is zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASE = -1
 """The slot of rows that have no adapter."""
 
 Adapter = int | None | Sequence[int | None] | npt.NDArray[np.integer[Any]]
-"""Which slot rows have: of all, or of each; ``None`` or -1 is none, the base alone."""
+"""Slots of rows: one for all, or one for each; ``None`` or -1 is none, the base alone."""
 
 
 def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
@@ -45,11 +45,13 @@ def slots_of(adapter: Adapter, num_rows: int, num_slots: int) -> list[int]:
     """
     each = [adapter] * num_rows if adapter is None or isinstance(adapter, int | np.integer) else list(adapter)
     if len(each) != num_rows:
-        raise OptionError(f"{num_rows} rows and {len(each)} adapters; give one for all, or one of each per row")
+        raise OptionError(f"{len(each)} adapters for {num_rows} rows; give one for all rows, or one for each")
     slots = [BASE if slot is None else int(slot) for slot in each]
     for slot in slots:
         if not BASE <= slot < num_slots:
-            raise OptionError(f"adapter {slot} of a rollout with {num_slots}; use 0 to {num_slots - 1}, or None for the base")
+            raise OptionError(
+                f"adapter {slot} does not exist; the rollout has {num_slots}. Use 0 to {num_slots - 1}, or None for the base"
+            )
     return slots
 
 
@@ -79,7 +81,7 @@ class AdapterSlots:
         engine: vLLM's, just built with :func:`engine_arguments`.
         spec: the adapters.
         tp: tensor-parallel size.
-        tp_rank: this rank in it.
+        tp_rank: this rank's number in the tensor-parallel group.
         num_slots: how many adapters there are at once.
         on_cpu: whether vLLM's kernel is replaced.
 
@@ -132,7 +134,9 @@ class AdapterSlots:
     def targets(self, slot: int) -> dict[str, torch.Tensor]:
         """Return the tensors of a slot; see :meth:`Rollout.adapter_targets`."""
         if not 0 <= slot < self.num_slots:
-            raise OptionError(f"adapter slot {slot} of a rollout with {self.num_slots}; use 0 to {self.num_slots - 1}")
+            raise OptionError(
+                f"adapter slot {slot} does not exist; the rollout has {self.num_slots}. Use 0 to {self.num_slots - 1}"
+            )
         if self._lost:
             for stack in self._stacks():
                 stack.zero_()
@@ -196,20 +200,21 @@ def _places(spec: AdapterSpec, tp: int, tp_rank: int) -> dict[str, tuple[int, in
     return shapes
 
 
-# The product with adapters on a machine without a GPU: row by row of a batch vLLM's own gathers A and B once per token.
-#
-# Here the rows that have the same adapter are multiplied together, and rows without one are left alone (vLLM's would give them that
-# of the last slot)::
-#
-#     rows of a batch    0 0 0 0 | - - | 1 1 1     slot of each; - is none
-#     y[0:4] += (x[0:4] A0^T) B0^T         y[6:9] += (x[6:9] A1^T) B1^T
+# -- the product with adapters on a machine without a GPU
 
 Part = tuple["Tensor", "Tensor", int, int]
 """A^T [in, rank] and B^T [rank, rows] of one part of a layer, and the first and last column of its output."""
 
 
 class SlotKernel:
-    """Stands in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use."""
+    """A stand-in for the methods of vLLM's ``PunicaWrapperCPU`` that linear layers use.
+
+    Here the rows that have the same adapter are multiplied together, and rows without one are left alone (vLLM's would give them
+    that of the last slot)::
+
+        rows of a batch    0 0 0 0 | - - | 1 1 1     slot of each; - is none
+        y[0:4] += (x[0:4] A0^T) B0^T         y[6:9] += (x[6:9] A1^T) B1^T
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -243,13 +248,13 @@ class SlotKernel:
         slots = self._parts[id(lora_a_stacked)]
         for slot, rows in self._groups:
             if isinstance(rows, slice):
-                mine, out = x[rows], y[rows]
+                inputs, out = x[rows], y[rows]
                 for a, b, first, last in slots[slot]:
-                    out[:, first:last].addmm_(mine @ a, b)
+                    out[:, first:last].addmm_(inputs @ a, b)
             else:
-                mine = x[rows]
+                inputs = x[rows]
                 for a, b, first, last in slots[slot]:
-                    y[:, first:last].index_add_(0, rows, mine @ a @ b)
+                    y[:, first:last].index_add_(0, rows, inputs @ a @ b)
 
 
 def replace_kernel(manager: Any, used: dict[str, set[int]], rank: int) -> None:
@@ -257,8 +262,8 @@ def replace_kernel(manager: Any, used: dict[str, set[int]], rank: int) -> None:
 
     Args:
         manager: vLLM's, of its adapters.
-        used: by a layer's name, which of its parts have adapters.
-        rank: of the adapters, which may be less than the slots'.
+        used: the parts of a layer that have adapters, by the layer's name.
+        rank: the adapters' rank, which may be less than the slots'.
     """
     kernel = SlotKernel(rank)
     for name, layer in manager.modules.items():

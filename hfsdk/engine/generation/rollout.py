@@ -14,7 +14,7 @@ asynchronous: it launches a step before it returns what the last one drew, so th
     host      launch 2 | take 1, agree | launch 3 | take 2, agree |
 
 Weights come in through ``weight_targets()`` and ``finish_update()``; between the two the engine does not generate. On GPUs a
-rollout beside its trainer sleeps between phases (:mod:`hfsdk.engine.generation.vllm_sleep`)::
+rollout on its trainer's device sleeps between phases (:mod:`hfsdk.engine.generation.vllm_sleep`)::
 
     rest()   ... another phase ...   wake_weights()   weight_targets()   the transport writes   finish_update()   wake_cache()
 """
@@ -76,13 +76,13 @@ class Rollout:
         rank: this process in the world.
         world_size: ranks in the world, a multiple of ``tp``.
         dtype: ``"fp32"`` or ``"bf16"``.
-        options: sizes.
-        seed: of vLLM's own random state (sampling uses a seed per row).
+        options: the engine's sizes.
+        seed: the seed of vLLM's own random state (sampling uses a seed per row).
         job_id: names shared memory; see :func:`hfsdk.engine.generation.cpu_support_vllm.remove_segments`.
         recorder: takes spans and progress.
         load_weights: read the folder's weights; with ``False`` nothing is read and the first update must come first.
         trained: whether a trainer of this process fills it at every waking, so that it may sleep (:func:`gpus.sleeps`).
-        lora: the adapters that rows may have beside the base.
+        lora: the adapters that rows may have on top of the base.
         adapters: how many of them it holds at once.
 
     Raises:
@@ -149,10 +149,10 @@ class Rollout:
     def _check_parameters(self) -> None:
         """Check that the plan of a weight transition knows exactly vLLM's parameters."""
         planned = {box.local for box in vllm_boxes(self.spec, self.tp, self.tp_rank)}
-        found = set(self._parameters())
-        if planned - found or found - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
+        existing = set(self._parameters())
+        if planned - existing or existing - planned - set(VOCAB_TABLES):  # a rank may hold only padding of the vocabulary
             raise UnsupportedModelError(
-                f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ found)[:6]}; "
+                f"vLLM's model of {self.spec.name} differs from what hfsdk moves in {sorted(planned ^ existing)[:6]}; "
                 "use a model without adapters or further biases."
             )
 
@@ -296,7 +296,7 @@ class Rollout:
         Args:
             prompts: token ids, int32.
             seeds: one per row.
-            sampling: how to draw.
+            sampling: temperature and the like.
             eos_token_ids: end a response unless ``sampling.ignore_eos``; the one drawn is kept in the response.
             safe: asked before the first and after every step.
             control_group: gloo group of the replica's ranks; ``None`` for tp=1.
@@ -320,17 +320,20 @@ class Rollout:
             stop = StopStrings(self._tokenizer_for(sampling), sampling) if sampling.stop else None
         except Exception as problem:
             error = problem
+        # A replica's ranks have the same request, but one may lack memory or a tokenizer: all of them raise, or none.
         safe.agree(control_group, error)
         self._clean_cache()
         self._num_calls += 1
         names = [f"{self._num_calls}.{i}" for i in range(len(prompts))]
         rows = [GenerationRow(prompt=prompts[i].tolist()) for i in range(len(prompts))]
         run = GenerationRun(self._core, dict(zip(names, rows, strict=True)), sampling, stop, self._recorder)
+        # vLLM may use torch's global generator, which is the user's.
         with torch.random.fork_rng(devices=cpu.random_devices()), any_algorithm():
             try:
                 self._add(run.rows, seeds, sampling, eos_token_ids, loras)
                 self._drive(run, safe, control_group)
             finally:
+                # Cached blocks of an interrupted generation may hold half a step, or NaN that a later row would read.
                 self._soiled = bool(run.open) or not run.finite
                 self._core.abort_requests([name for name in names if name in run.open])
                 if not run.broken:
@@ -380,6 +383,7 @@ class Rollout:
         prompt_tokens = sum(len(row.prompt) for row in run.rows.values())
         with self._recorder.span("prefill", tokens=prompt_tokens, sequences=len(run.rows)) as attrs:
             started = -1
+            # Prefill is over when a step starts no new row, or none is left to start; which steps are which vLLM does not say.
             while run.open and (started < run.num_started < len(run.rows) or run.num_started < run.num_admitted):
                 started = run.num_started
                 step()
@@ -403,8 +407,8 @@ class Rollout:
 
         ends = [] if sampling.ignore_eos else list(eos_token_ids)
         tasks = self._engine.get_supported_tasks()
-        given = zip(rows.items(), seeds, loras, strict=True)
-        for (name, row), seed, lora in sorted(given, key=lambda one: 0 if one[2] is None else one[2].adapter_id):
+        requests = zip(rows.items(), seeds, loras, strict=True)
+        for (name, row), seed, lora in sorted(requests, key=lambda request: 0 if request[2] is None else request[2].adapter_id):
             params = SamplingParams(
                 max_tokens=sampling.max_new_tokens, min_tokens=sampling.min_new_tokens,
                 temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
@@ -442,7 +446,7 @@ class Rollout:
             self._engine = self._core = self._sleep = None
 
 
-# One call of a rollout: its rows, when each ends, and the columns they become.
+# -- one call of a rollout: its rows, when each ends, and the columns they become
 
 MIN_TEMPERATURE = 0.01
 """vLLM raises temperatures between 0 and this one silently; hfsdk refuses them."""
@@ -573,11 +577,11 @@ def check_request(
     """Check what a rollout is asked to generate.
 
     Args:
-        spec: of its model.
+        spec: the spec of its model.
         longest: tokens of prompt and response together that it takes.
         prompts: token ids.
         seeds: one per row.
-        sampling: how to draw.
+        sampling: temperature and the like.
         row_ids: number of each row in the batch, for messages.
 
     Raises:
@@ -606,21 +610,22 @@ def check_request(
         )
 
 
-# How a generation runs dry: sequences still running and how full the key/value cache is, step by step.
-#
-# ::
-#
-#     running 32 |#########################
-#             16 |                         #########
-#              1 |                                  ##################   the long tail: one response holds the device
-#                +----------------------------------------------------
+# -- how a generation runs dry
 
 MOST_POINTS = 128
 """Points kept of one generation; a longer one keeps every second, fourth, ... step."""
 
 
 class Drain:
-    """Samples of one generation, at most ``MOST_POINTS``, evenly spread over its steps."""
+    """Samples of one generation, at most ``MOST_POINTS``, evenly spread over its steps.
+
+    ::
+
+        running 32 |#########################
+                16 |                         #########
+                 1 |                                  ##################   the long tail: one response holds the device
+                   +----------------------------------------------------
+    """
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

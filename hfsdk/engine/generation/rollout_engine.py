@@ -44,7 +44,7 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM 0.32's attention on CPU; with others it starts and then fails at the first token."""
 
 UNUSED = ("vllm.parser.engine.adapters", "vllm.entrypoints.mcp.tool_server")
-"""What vLLM's engine imports for the types of its chat server, with all of OpenAI's protocol: nothing here is one of them."""
+"""Modules that vLLM's engine imports for the types of its chat server, with all of OpenAI's protocol: nothing here uses them."""
 
 
 def check_model(spec: ModelSpec, device_type: str) -> None:
@@ -160,7 +160,7 @@ def engine_arguments(
 
 
 def _share(spec: ModelSpec, tp: int, dtype: str, cache: int, lora: LoRA | None, adapters: int) -> float:
-    """Return the share of this GPU that vLLM is given: what is free beside the trainer, once torch has given back what it holds."""
+    """Return the share of this GPU that vLLM is given: what the trainer leaves free, once torch has given back what it holds."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     numbers = sum(box.numel for box in vllm_boxes(spec, tp, 0))
@@ -178,7 +178,7 @@ def sleeps(device_type: str, trained: bool) -> bool:
 
 @contextmanager
 def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterator[str]:
-    """Give a folder for vLLM, which opens whatever a folder has: the checked config.json and, where asked for, the weights.
+    """Give a folder for vLLM, which opens everything that a folder has: the checked config.json and, where asked for, the weights.
 
     Raises:
         ModelNotFoundError: a file cannot be read, or config.json is of another model than was declared.
@@ -186,9 +186,9 @@ def checked_copy(folder: str, spec: ModelSpec, *, with_weights: bool) -> Iterato
 
     def of_the_role(config: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = dataclasses.replace(ModelSpec.from_hf_config(config), name=spec.name)
-            own_head = found.tied_embeddings and not spec.tied_embeddings  # which the files have whatever this says
-            same = (dataclasses.replace(found, tied_embeddings=False) if own_head else found) == spec
+            now = dataclasses.replace(ModelSpec.from_hf_config(config), name=spec.name)
+            own_head = now.tied_embeddings and not spec.tied_embeddings  # which the files have whatever this says
+            same = (dataclasses.replace(now, tied_embeddings=False) if own_head else now) == spec
         except HfsdkError:
             same = False
         if not same:

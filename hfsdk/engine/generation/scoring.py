@@ -1,4 +1,4 @@
-"""What the generating engine says of tokens that are there: one prefill of prompt and response, the prefix cache not read.
+"""Scores of tokens that are there, by the generating engine: one prefill of prompt and response, the prefix cache not read.
 
 vLLM gives the log-probabilities of a prompt at temperature 1; another one is put in where it turns logits into them.
 """
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What is to be scored."""
+    """The sequences that are to be scored."""
 
     prompts: Ragged
     """Token ids, int32."""
     responses: Ragged
     temperatures: Array
-    """Of each row; 0 (greedy) counts as 1."""
+    """Temperature of each row; 0 (greedy) counts as 1."""
     inside: tuple[int, int] | None = None
     """The (row, response token) before which hidden states are kept."""
     through_cache: Sequence[tuple[int, int]] = ()
@@ -42,24 +42,24 @@ class Sequences:
 
 @dataclass(frozen=True, eq=False)
 class Rescored:
-    """What came of it."""
+    """The result of scoring some sequences."""
 
     log_probs: Ragged
-    """Of every response token; NaN of a last one that fills the context."""
+    """Log-probability of every response token; NaN of a last one that fills the context."""
     inside: HiddenStates | None
     cached: Mapping[tuple[int, int], float]
-    """Of ``through_cache`` each -> its log-probability."""
+    """The log-probability of each (row, response token) of ``through_cache``."""
 
 
 class Scorer:
     """Scores sequences with a rollout's engine; every method is called on all ranks of a replica with the same rows.
 
     Args:
-        engine: vLLM's.
+        engine: vLLM's engine.
         safe: asked after every step.
         group: gloo group of the replica's ranks; ``None`` for tp=1.
         longest: tokens that the engine takes, the one that it must be able to add included.
-        loras: what vLLM is told of each row's adapter.
+        loras: vLLM's request for each row's adapter.
     """
 
     def __init__(self, engine: Any, safe: SafePoint, group: ProcessGroup | None, longest: int, loras: Sequence[Any]) -> None:
@@ -70,34 +70,36 @@ class Scorer:
 
     def score(self, sequences: Sequences) -> Rescored:
         """Score all that was asked for; behind the prefix cache first, as the others add to it."""
-        given = sequences
-        cached = {at: self.through_cache(at[0], given.until(*at), float(given.temperatures[at[0]])) for at in given.through_cache}
-        found, states = self.log_probs(given.prompts, given.responses, given.temperatures), None
-        if given.inside is not None:
-            row, token = given.inside
-            states = self.inside(row, given.until(row, token), len(given.prompts[row]) + token - 1)
-        return Rescored(found, states, cached)
+        cached = {
+            at: self.through_cache(at[0], sequences.until(*at), float(sequences.temperatures[at[0]]))
+            for at in sequences.through_cache
+        }
+        log_probs, states = self.log_probs(sequences.prompts, sequences.responses, sequences.temperatures), None
+        if sequences.inside is not None:
+            row, token = sequences.inside
+            states = self.inside(row, sequences.until(row, token), len(sequences.prompts[row]) + token - 1)
+        return Rescored(log_probs, states, cached)
 
     def log_probs(self, prompts: Ragged, responses: Ragged, temperatures: Array) -> Ragged:
         """Return the log-probability of every response token, NaN where prompt and response fill the context to its last token.
 
         Args:
-            prompts: token ids.
-            responses: token ids.
-            temperatures: of each row; 0 (greedy) counts as 1.
+            prompts: the prompts' token ids.
+            responses: the responses' token ids.
+            temperatures: each row's temperature; 0 (greedy) counts as 1.
         """
-        found: dict[int, Array] = {}
+        by_row: dict[int, Array] = {}
         for temperature in np.unique(temperatures):
             rows = np.flatnonzero(temperatures == temperature).tolist()
             with self._divided(float(temperature) or 1.0):
-                found |= self._prefill(rows, [np.concatenate([prompts[i], responses[i]]) for i in rows])
-        kept = []
+                by_row |= self._prefill(rows, [np.concatenate([prompts[i], responses[i]]) for i in rows])
+        columns = []
         for row in range(len(prompts)):
             values = np.full(len(responses[row]), np.nan, np.float32)
-            given = found[row][len(prompts[row]) - 1 :]
-            values[: len(given)] = given
-            kept.append(values)
-        return Ragged.of(kept, np.float32)
+            scores = by_row[row][len(prompts[row]) - 1 :]
+            values[: len(scores)] = scores
+            columns.append(values)
+        return Ragged.of(columns, np.float32)
 
     def inside(self, row: int, tokens: Array, position: int) -> HiddenStates | None:
         """Return the hidden states at a position of a row's tokens; ``None`` where compiled graphs run, which have no hooks."""
@@ -107,7 +109,7 @@ class Scorer:
         seen: dict[str, Array] = {}
 
         def hook(place: str) -> Callable[..., None]:
-            def keep(module: Any, given: Any, out: Any) -> None:
+            def keep(module: Any, inputs: Any, out: Any) -> None:
                 hidden, residual = out if isinstance(out, tuple) else (out, None)
                 if residual is not None and place != "norm":  # vLLM's layers return what the next one adds to it
                     hidden = hidden + residual
@@ -119,28 +121,28 @@ class Scorer:
         try:
             self._prefill([row], [tokens])
         finally:
-            for one in hooks:
-                one.remove()
+            for handle in hooks:
+                handle.remove()
         return HiddenStates("rollout", seen) if seen else None
 
     def through_cache(self, row: int, tokens: Array, temperature: float) -> float:
         """Return the log-probability of the last of a row's tokens behind what the prefix cache has of those before it."""
-        found: list[float] = []
+        last_log_probs: list[float] = []
 
         def read(logits: torch.Tensor) -> torch.Tensor:
             log_probs = (logits.float() / (temperature or 1.0)).log_softmax(-1)
-            found.append(float(log_probs[-1, int(tokens[-1])]))
+            last_log_probs.append(float(log_probs[-1, int(tokens[-1])]))
             return logits
 
         with self._reading(read):
             self._prefill([row], [tokens[:-1]], scored=False)
-        return found[-1]
+        return last_log_probs[-1]
 
     def _prefill(self, rows: Sequence[int], sequences: Sequence[Array], *, scored: bool = True) -> dict[int, Array]:
         """Return, by row, the log-probability of each token but the first."""
         from vllm import SamplingParams
 
-        tasks, found = self._engine.get_supported_tasks(), {}
+        tasks, by_row = self._engine.get_supported_tasks(), {}
         names = {}
         for row, tokens in zip(rows, sequences, strict=True):
             self._number += 1
@@ -159,7 +161,7 @@ class Scorer:
                 try:
                     for output in self._core.get_output().outputs:
                         if output.new_prompt_logprobs_tensors is not None:
-                            found[names[output.request_id]] = (
+                            by_row[names[output.request_id]] = (
                                 output.new_prompt_logprobs_tensors.logprobs[:, 0].float().numpy().copy()
                             )
                         if output.finish_reason is not None:
@@ -169,7 +171,7 @@ class Scorer:
                 self._safe.agree(self._group, error)
         finally:
             self._core.abort_requests(list(waiting))
-        return found
+        return by_row
 
     @contextmanager
     def _divided(self, temperature: float) -> Iterator[None]:
@@ -181,7 +183,7 @@ class Scorer:
 
     @contextmanager
     def _reading(self, read: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Have ``read`` between the model's logits and whoever takes them, for a while."""
+        """Have ``read`` between the model's logits and their reader, for a while."""
         compute = self._model.compute_logits
 
         def and_read(*args: Any, **more: Any) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""When the memory of a generating engine is there, and when a trainer on the same GPU has it.
+"""Sleep of a generating engine: when its memory is there, and when a trainer on the same GPU has it.
 
 vLLM *sleeps* between phases: weights and cache are given up, their addresses stay reserved, so that CUDA graphs stay valid (its
 sleep mode, level 2). It wakes in two parts: the cache is not there yet while the weights travel::
@@ -10,9 +10,9 @@ sleep mode, level 2). It wakes in two parts: the cache is not there yet while th
 
     training   asleep ... | filling: the plan writes all weights | awake: prefill, decode, ... | asleep ... training
 
-What a step leaves behind that fails is put right at once: vLLM brings everything back that a failed sleep took (awake), and drops
-what a failed waking brought of the weights (asleep). Where that fails too the engine is *lost*: it says so when it is to generate.
-The numbers are gone in each of these cases: the weights must be filled again before the engine generates.
+A step that fails is put right at once: vLLM brings everything back that a failed sleep took (awake), and drops what a failed waking
+brought of the weights (asleep). Where that fails too the engine is *lost*: it says so when it is to generate. The numbers are gone
+in each of these cases: the weights must be filled again before the engine generates.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Sleeper(Protocol):
         ...
 
     def restore(self) -> None:
-        """After a failed :meth:`sleep`: bring everything."""
+        """Bring everything back after a failed :meth:`sleep`."""
         ...
 
     def drop(self) -> None:
-        """After a failed waking of weights: give up what came of them."""
+        """Give up the weights that a failed waking brought."""
         ...
 
     def free_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Sleeper(Protocol):
 
 
 class Sleep:
-    """What of an engine's memory is there; it starts awake."""
+    """The parts of an engine's memory that are there; it starts awake."""
 
     def __init__(self, engine: Sleeper, recorder: Recorder) -> None:
         self._engine, self._recorder = engine, recorder

@@ -1,7 +1,7 @@
-"""When a span began and ended: by the host's clock or, on a GPU, by events in the stream of its kernels.
+"""The times of a span's ends: by the host's clock or, on a GPU, by events in the stream of its kernels.
 
-The host launches kernels and runs ahead of the GPU. By its clock a forward pass takes as long as launching it does, and whoever
-waits for the GPU next pays for it. An event fires when the GPU has done what was launched before it::
+The host launches kernels and runs ahead of the GPU. By its clock a forward pass takes as long as launching it does, and the span
+that waits for the GPU next pays for it. An event fires when the GPU has done what was launched before it::
 
     host             | forward | backward |                 optimizer (reads a norm: waits)             |
     GPU              [ kernels of forward      ][ of backward                     ][ of the optimizer ]
@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Instant:
-    """When the host passed one end of a span, and the event it left there for the GPU to pass."""
+    """The time at which the host passed one end of a span, and the event it left there for the GPU to pass."""
 
     wall_ns: int
-    """As ``time.time_ns`` has it."""
+    """Nanoseconds since 1970, as ``time.time_ns`` has them."""
     host_s: float
     """``time.perf_counter``."""
     event: Any = None

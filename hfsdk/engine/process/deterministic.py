@@ -10,8 +10,8 @@ Kernels add floats in an order of their own, and floats do not add up to the sam
     NCCL                            algorithm and chunks by message size     NCCL_ALGO, NCCL_PROTO, one channel
     vLLM                            kernels by how many rows run together    VLLM_BATCH_INVARIANT
 
-What NCCL and cuBLAS are told is what vLLM's mode sets itself when an engine is built; it is set when the process starts, because
-they read it once and the trainer is there first. On processors all of this is so anyway, and nothing is done.
+The settings of NCCL and cuBLAS are those that vLLM's mode sets itself when an engine is built; it is set when the process starts,
+because they read it once and the trainer is there first. On processors all of this is so anyway, and nothing is done.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.engine.process.gpus import has_driver
 
 LEAST_CAPABILITY = (9, 0)
-"""Of a GPU. vLLM asks for it (``vllm/envs.py``); below, it would replace torch's ``linear`` by one that has no gradient."""
+"""Least compute capability of a GPU. vLLM asks for it (``vllm/envs.py``); below, it would replace torch's ``linear`` by one that
+has no gradient."""
 
 
-def environment(asked: bool) -> dict[str, str]:
+def environment(deterministic: bool) -> dict[str, str]:
     """Return what a worker process must have in its environment before it uses its GPU; nothing where there is none."""
-    if not asked or not has_driver():
+    if not deterministic or not has_driver():
         return {}
     return {
         "VLLM_BATCH_INVARIANT": "1",
@@ -55,7 +56,7 @@ def check_gpu(name: str, capability: tuple[int, int]) -> None:
     """Check that the engines have a deterministic mode on a GPU.
 
     Args:
-        name: of the GPU, e.g. ``"NVIDIA A100-SXM4-80GB"``.
+        name: the GPU's name, e.g. ``"NVIDIA A100-SXM4-80GB"``.
         capability: its compute capability.
 
     Raises:

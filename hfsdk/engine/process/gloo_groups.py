@@ -7,12 +7,12 @@ device here; what they send and receive is the same.
 *Nobody else.* A device listens on a port for the other ranks of its groups. Gloo takes any connection there, asks for no secret and
 believes what comes: another user of the machine, or of the network, could take a rank's place. So::
 
-    the port is closed     a filter on the listening socket drops whoever asks, as if nobody listened
+    the port is closed     a filter on the listening socket drops every packet, as if nobody listened
     a group is made        its ranks meet in the store, open their ports, gloo connects every pair, the ports are closed again
     a group is proven      each rank sends each other the keyed hash of who it is; the key is new, and only the store has it
 
-Who came in between cannot say the hash: then every rank drops the group, and all make it again on other ports. What is
-trusted is the store: a file in a folder of ours, or one that asks for a secret itself (:mod:`~hfsdk.engine.process.keyed_store`).
+A stranger that came in between cannot say the hash: then every rank drops the group, and all make it again on other ports. The
+store is trusted: a file in a folder of ours, or one that asks for a secret itself (:mod:`~hfsdk.engine.process.keyed_store`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ LOOK_S = 0.001
 
 PROOF_TAG = 2**30 + 3
 ALL_PROVEN_TAG = 2**30 + 4
-"""Of the messages that prove a group; nobody else uses them."""
+"""Tag of the messages that prove a group; nobody else uses it."""
 
 HASH_BYTES = 32
 
 # of <asm-generic/socket.h>, which Python's module leaves out
 SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_MEMINFO = 26, 27, 55
 DROPS = 8
-"""Where SO_MEMINFO has how many packets a socket's filter has dropped."""
+"""Index in SO_MEMINFO of the packets that a socket's filter has dropped."""
 
 
 class StrangersError(RuntimeError):
@@ -77,7 +77,7 @@ def knocks() -> int:
 
 
 class _Seen:
-    """What this process has noticed."""
+    """The events that this process has noticed."""
 
     intruders = 0
     """Connections that took a rank's place while a group was made, and said something else than its proof."""
@@ -133,8 +133,8 @@ class Device:
         """
         if self.listener is None:
             raise OSError("which socket of this process is gloo's is not known")
-        with _given(self.listener) as one:
-            yield one
+        with _socket_of(self.listener) as listener:
+            yield listener
 
     def forget(self) -> None:
         """Use it for no more groups."""
@@ -144,7 +144,7 @@ class Device:
 
 
 _devices: dict[str, Device] = {}
-"""By interface, those that new groups use."""
+"""Gloo's devices for new groups, by interface."""
 
 
 def _current(interfaces: str) -> list[Device]:
@@ -156,27 +156,27 @@ def _current(interfaces: str) -> list[Device]:
 
 
 @contextlib.contextmanager
-def _given(number: int) -> Iterator[socket.socket]:
+def _socket_of(number: int) -> Iterator[socket.socket]:
     """Give a file descriptor of this process as a socket for a moment; whose it is closes it.
 
     Raises:
         OSError: it is no socket.
     """
-    one = socket.socket(fileno=number)
+    handle = socket.socket(fileno=number)
     try:
-        yield one
+        yield handle
     finally:
-        one.detach()
+        handle.detach()
 
 
 def _listening() -> set[int]:
     """Return the file descriptors of this process that listen for TCP connections; elsewhere than on Linux none are found."""
-    found: set[int] = set()
+    listening: set[int] = set()
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with suppress(OSError), _given(int(name)) as one:  # it may be no socket, or closed meanwhile
-            if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                found.add(int(name))
-    return found
+        with suppress(OSError), _socket_of(int(name)) as handle:  # it may be no socket, or closed meanwhile
+            if handle.family in (socket.AF_INET, socket.AF_INET6) and handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listening.add(int(name))
+    return listening
 
 
 @functools.cache
@@ -186,8 +186,8 @@ def _proven(plain: Any) -> Any:
         return plain
 
     class IsGloo(type(plain)):  # type: ignore[misc]  # a group is an object of gloo's own class
-        def __instancecheck__(cls, one: Any) -> bool:
-            return isinstance(one, plain)
+        def __instancecheck__(cls, group: Any) -> bool:
+            return isinstance(group, plain)
 
     class ProvenGroup(plain, metaclass=IsGloo):
         is_proven = True
@@ -202,7 +202,7 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     """Make a proven group of gloo; collective over its ranks.
 
     Args:
-        store: what all ranks share, and nobody else can read or write.
+        store: a store that all ranks share and that nobody else can read or write.
         rank: this process in the group.
         size: ranks of the group.
         timeout: how long ranks wait for each other, to come and in a collective.
@@ -218,11 +218,13 @@ def make(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     for number in range(MOST_TRIES):
         devices = _current(interfaces)
         options = plain._Options()
+        # gloo listens on the devices that it is given; torch would make new ones, whose ports stay open.
         options._devices = [device.gloo for device in devices]
         options._threads = 2 * len(devices)  # as torch has it
         options._timeout = timeout
         if size == 1:
             return plain(store, rank, size, options)
+        # Keys of an earlier try are still in the store, and gloo would read them as addresses.
         here = PrefixStore(f"try{number}/", store) if number else store
         limit = min(timeout, AGAIN_LIMIT) if number else timeout  # they have all been there once
         with contextlib.ExitStack() as open_ports:
@@ -270,11 +272,11 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
 
     others = [other for other in range(size) if other != rank]
 
-    def exchange(tag: int, mine: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
+    def exchange(tag: int, own: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
         """Return the ranks that do not send what is wanted of them."""
         buffers = {other: torch.zeros(HASH_BYTES, dtype=torch.uint8) for other in others}
         receiving = {other: group.recv([buffers[other]], other, tag) for other in others}
-        sending = [group.send([torch.tensor(list(mine[other]), dtype=torch.uint8)], other, tag) for other in others]
+        sending = [group.send([torch.tensor(list(own[other]), dtype=torch.uint8)], other, tag) for other in others]
         for other in others:
             receiving[other].wait(PROOF_LIMIT)
         for sent in sending:

@@ -1,4 +1,4 @@
-"""Every decision that differs where there are NVIDIA GPUs, as small pure functions; ``docs/gpu.md`` says which and why.
+"""Decisions that differ where there are NVIDIA GPUs, as small pure functions; ``docs/gpu.md`` says which and why.
 
 A worker process has one GPU, and sees all of its node (Ray would mask the others): vLLM's custom all-reduce and symmetric memory
 open the memory of the peers' GPUs by their numbers, and cannot where each process calls its own GPU 0::
@@ -20,13 +20,13 @@ from hfsdk.core.errors import PlacementError
 from hfsdk.core.rollout_sizes import MAX_SHARE
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-"""There where the NVIDIA kernel driver is loaded."""
+"""A file that is there where the NVIDIA kernel driver is loaded."""
 
 SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
 
 HEADROOM_BYTES = 256 * 2**20
-"""Of what is free, left out of that share: what a process takes between our look and vLLM's."""
+"""Bytes that are left out of that share of free memory: what a process takes between our look and vLLM's."""
 
 
 def has_driver() -> bool:
@@ -48,28 +48,30 @@ class Seen:
     count: int
     build: str
 
-    def index(self, given: Sequence[str]) -> int:
+    def index(self, gpu_ids: Sequence[str]) -> int:
         """Return torch's number of the one GPU that Ray gave this process.
 
         Args:
-            given: Ray's ids of its GPUs: numbers, or UUIDs where Ray was started under a ``CUDA_VISIBLE_DEVICES`` of UUIDs.
+            gpu_ids: Ray's ids of its GPUs: numbers, or UUIDs where Ray was started under a ``CUDA_VISIBLE_DEVICES`` of UUIDs.
 
         Raises:
             PlacementError: torch sees no GPU, or not that one.
         """
         if not self.count:
             raise PlacementError(
-                f"Ray gave this worker GPU {', '.join(given) or '(none)'}, and torch {self.build} sees 0 GPUs. {self._why_none()}"
+                f"Ray gave this worker GPU {', '.join(gpu_ids) or '(none)'}, and torch {self.build} sees 0 GPUs. {self._why_none()}"
             )
-        if len(given) != 1:
-            raise PlacementError(f"Ray gave this worker {len(given)} GPUs ({', '.join(given) or 'none'}); it takes 1. Restart Ray.")
-        shown = [name.strip() for name in self.visible.split(",")] if self.visible else [str(k) for k in range(self.count)]
-        if given[0] not in shown or shown.index(given[0]) >= self.count:
+        if len(gpu_ids) != 1:
             raise PlacementError(
-                f"Ray gave this worker GPU {given[0]}, and torch sees {self.count} ({', '.join(shown)}). Start Ray under the "
+                f"Ray gave this worker {len(gpu_ids)} GPUs ({', '.join(gpu_ids) or 'none'}); it takes 1. Restart Ray."
+            )
+        shown = [name.strip() for name in self.visible.split(",")] if self.visible else [str(k) for k in range(self.count)]
+        if gpu_ids[0] not in shown or shown.index(gpu_ids[0]) >= self.count:
+            raise PlacementError(
+                f"Ray gave this worker GPU {gpu_ids[0]}, and torch sees {self.count} ({', '.join(shown)}). Start Ray under the "
                 "CUDA_VISIBLE_DEVICES that its workers have."
             )
-        return shown.index(given[0])
+        return shown.index(gpu_ids[0])
 
     def _why_none(self) -> str:
         if self.build.endswith("+cpu"):
@@ -79,16 +81,16 @@ class Seen:
         return "hf.doctor() shows the driver's version, which may be too old for this build."
 
 
-def check_count(asked: int | None, total: int) -> None:
+def check_count(num_devices: int | None, total: int) -> None:
     """Check that Ray has as many GPUs as were asked for.
 
     Raises:
         PlacementError: it has fewer.
     """
-    if asked is not None and asked > total:
+    if num_devices is not None and num_devices > total:
         raise PlacementError(
-            f"{asked} devices asked for; Ray has {total} GPU{'s' * (total != 1)}. Ask for at most {total}, add nodes to the "
-            f"cluster, or simulate them: hf.Session.simulated('1x{asked} H100')."
+            f"{num_devices} devices asked for; Ray has {total} GPU{'s' * (total != 1)}. Ask for at most {total}, add nodes to the "
+            f"cluster, or simulate them: hf.Session.simulated('1x{num_devices} H100')."
         )
 
 
@@ -98,7 +100,7 @@ def default_dtype(device_name: str, simulated: bool) -> str:
     A simulation of GPUs has always taken fp32 unless it is told otherwise, and what it predicted stays what it was.
 
     Args:
-        device_name: of the session's devices, as ``ClusterSpec`` has it; processors' begin with "cpu".
+        device_name: the name of the session's devices, as ``ClusterSpec`` has it; processors' begin with "cpu".
         simulated: whether nothing runs on them.
     """
     return "fp32" if simulated or device_name.startswith("cpu") else "bf16"
@@ -120,7 +122,7 @@ def goes_direct(givers: Collection[int], takers: Collection[int], cpus: Collecti
     """Return whether weights go straight from the workers of one pool to those of another, or by the object store.
 
     Straight is by NCCL, with both pools at it. A worker of both could not give and take at once; without GPUs the store's shared
-    memory is as near as a peer's, and whoever gives need not wait.
+    memory is as near as a peer's, and the giver need not wait.
 
     Args:
         givers: devices of the pool that gives.
@@ -142,7 +144,7 @@ def memory_share(needed: int, free: int, total: int) -> float:
     Args:
         needed: bytes of the weights and the key/value cache that it will hold.
         free: bytes free on the GPU, torch's cache emptied.
-        total: bytes of the GPU.
+        total: all bytes of the GPU.
 
     Raises:
         PlacementError: less is free than needed.

@@ -19,7 +19,7 @@ class _Hold:
     """The handler that was there; ``None`` while nothing is held back."""
     pending: bool = False
     passing: list[CodeType] = field(default_factory=list)
-    """While one of these runs, an interrupt passes at once: whoever runs it can undo what it began."""
+    """Code during which an interrupt passes at once: its caller can undo what it began."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Keep the interrupt, or let it pass."""
@@ -48,7 +48,7 @@ def held(*passing: CodeType) -> Iterator[None]:
     Only the main thread hears a Ctrl-C: elsewhere nothing is held back. Holds nest; the outermost one delivers.
 
     Args:
-        passing: code in which an interrupt passes at once, because the block undoes what that had begun.
+        passing: code in which an interrupt passes at once, because the block undoes that code's effects.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -31,10 +31,10 @@ import msgspec
 from torch._C._distributed_c10d import Store
 
 MOST_BYTES = 1 << 20
-"""Of a message; what gloo and NCCL store for one rank is a few kilobytes."""
+"""Largest message; what gloo and NCCL store for one rank is a few kilobytes."""
 
 MOST_CONNECTIONS = 4096
-"""That one store serves; each rank has one for each pool or link that it meets in."""
+"""Most connections of one store; each rank has one for each pool or link that it meets in."""
 
 MOST_UNPROVEN = 64
 """Connections that have not proven themselves yet; the oldest goes for the next."""
@@ -94,7 +94,7 @@ class _Connection:
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     read: bytearray = field(default_factory=bytearray)
     says: _Sealed | None = None
-    """What the server says to it; ``None`` before it has proven itself."""
+    """The key and counter of the server's messages to it; ``None`` before it has proven itself."""
     hears: _Sealed | None = None
 
 
@@ -102,7 +102,7 @@ class StoreServer:
     """Serves a store on one address of this machine until it is closed.
 
     Attributes:
-        port: where it listens.
+        port: the port that it listens on.
         strangers: connections that were refused.
     """
 
@@ -129,6 +129,7 @@ class StoreServer:
     def _serve(self) -> None:
         """Take connections and answer them, all in one thread; no stranger can make it wait."""
         while True:
+            # With nobody to throw out there is nothing to wake up for.
             for key, _ in self._selector.select(1.0 if self._unproven() else None):
                 if key.fileobj is self._woken:
                     self._end()
@@ -137,119 +138,124 @@ class StoreServer:
                     self._take()
                 else:
                     self._read(key.data)
-            for late in [one for one in self._unproven() if one.until < time.monotonic()]:
+            for late in [connection for connection in self._unproven() if connection.until < time.monotonic()]:
                 self._refuse(late)
 
     def _unproven(self) -> list[_Connection]:
-        return [one for one in self._connections if one.says is None]
+        return [connection for connection in self._connections if connection.says is None]
 
     def _take(self) -> None:
         with suppress(OSError):
-            taken, _ = self._listener.accept()
-            taken.setblocking(False)
-            one = _Connection(taken, time.monotonic() + PROOF_LIMIT_S)
+            accepted, _ = self._listener.accept()
+            accepted.setblocking(False)
+            connection = _Connection(accepted, time.monotonic() + PROOF_LIMIT_S)
             unproven = self._unproven()
+            # The oldest goes: a rank proves itself at once, so a connection that has not done so for long is a stranger's.
             if len(unproven) >= MOST_UNPROVEN:
                 self._refuse(unproven[0])
             if len(self._connections) >= MOST_CONNECTIONS:
-                taken.close()
+                accepted.close()
                 return
-            self._connections[one] = None
-            self._selector.register(taken, selectors.EVENT_READ, one)
-            self._send(one, one.nonce)
+            self._connections[connection] = None
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+            self._send(connection, connection.nonce)
 
-    def _read(self, one: _Connection) -> None:
+    def _read(self, connection: _Connection) -> None:
         """Read what a connection has sent, and answer each whole message of it."""
         try:
-            part = one.socket.recv(1 << 16)
+            part = connection.socket.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
             part = b""
         if not part:
-            self._refuse(one, counts=one.says is None)
+            self._refuse(connection, counts=connection.says is None)
             return
-        one.read += part
-        if one.says is None and not self._prove(one):
+        connection.read += part
+        if connection.says is None and not self._prove(connection):
             return
-        while one.says is not None and one.hears is not None and len(one.read) >= HEADER.size + HASH_BYTES:
-            (length,) = HEADER.unpack_from(one.read)
+        # One packet may bring several messages, or part of one.
+        while connection.says is not None and connection.hears is not None and len(connection.read) >= HEADER.size + HASH_BYTES:
+            (length,) = HEADER.unpack_from(connection.read)
             whole = HEADER.size + HASH_BYTES + length
+            # A length alone must not make this process keep bytes without end.
             if length > MOST_BYTES:
-                self._refuse(one)
+                self._refuse(connection)
                 return
-            if len(one.read) < whole:
+            if len(connection.read) < whole:
                 return
-            told, content = bytes(one.read[HEADER.size : HEADER.size + HASH_BYTES]), bytes(one.read[whole - length : whole])
-            del one.read[:whole]
-            if not hmac.compare_digest(told, one.hears.hash_of(content)):
-                self._refuse(one)
+            signature = bytes(connection.read[HEADER.size : HEADER.size + HASH_BYTES])
+            content = bytes(connection.read[whole - length : whole])
+            del connection.read[:whole]
+            if not hmac.compare_digest(signature, connection.hears.hash_of(content)):
+                self._refuse(connection)
                 return
             try:
                 answer = self._answer(*msgspec.msgpack.decode(content, type=tuple[str, list[str], list[bytes]]))
             except (msgspec.MsgspecError, ValueError, IndexError):
-                self._refuse(one)
+                self._refuse(connection)
                 return
-            self._send(one, one.says.frame(answer))
+            self._send(connection, connection.says.frame(answer))
 
-    def _prove(self, one: _Connection) -> bool:
+    def _prove(self, connection: _Connection) -> bool:
         """Look at a connection's proof; return whether there is one."""
-        if len(one.read) < NONCE_BYTES + HASH_BYTES:
+        if len(connection.read) < NONCE_BYTES + HASH_BYTES:
             return False
-        nonce, told = bytes(one.read[:NONCE_BYTES]), bytes(one.read[NONCE_BYTES : NONCE_BYTES + HASH_BYTES])
-        del one.read[: NONCE_BYTES + HASH_BYTES]
-        if not hmac.compare_digest(told, _hash(self._secret, b"client", one.nonce, nonce)):
-            self._refuse(one)
+        nonce, signature = bytes(connection.read[:NONCE_BYTES]), bytes(connection.read[NONCE_BYTES : NONCE_BYTES + HASH_BYTES])
+        del connection.read[: NONCE_BYTES + HASH_BYTES]
+        if not hmac.compare_digest(signature, _hash(self._secret, b"client", connection.nonce, nonce)):
+            self._refuse(connection)
             return False
-        self._send(one, _hash(self._secret, b"server", one.nonce, nonce))
-        one.says, one.hears = _directions(self._secret, one.nonce, nonce)
+        self._send(connection, _hash(self._secret, b"server", connection.nonce, nonce))
+        connection.says, connection.hears = _directions(self._secret, connection.nonce, nonce)
         return True
 
-    def _send(self, one: _Connection, content: bytes) -> None:
+    def _send(self, connection: _Connection, content: bytes) -> None:
         try:
-            one.socket.setblocking(True)
-            one.socket.settimeout(PROOF_LIMIT_S if one.says is not None else 0.1)
-            one.socket.sendall(content)
-            one.socket.setblocking(False)
+            connection.socket.setblocking(True)
+            # A stranger that reads nothing holds the one thread for a tenth of a second; a rank may take its time.
+            connection.socket.settimeout(PROOF_LIMIT_S if connection.says is not None else 0.1)
+            connection.socket.sendall(content)
+            connection.socket.setblocking(False)
         except OSError:
-            self._refuse(one, counts=False)
+            self._refuse(connection, counts=False)
 
-    def _refuse(self, one: _Connection, *, counts: bool = True) -> None:
-        if one in self._connections:
-            del self._connections[one]
-            self._selector.unregister(one.socket)
-            one.socket.close()
+    def _refuse(self, connection: _Connection, *, counts: bool = True) -> None:
+        if connection in self._connections:
+            del self._connections[connection]
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
             self.strangers += counts
 
     def _end(self) -> None:
-        for one in list(self._connections):
-            self._refuse(one, counts=False)
+        for connection in list(self._connections):
+            self._refuse(connection, counts=False)
         for other in (self._listener, self._woken):
             other.close()
         self._selector.close()
 
     def _answer(self, what: str, keys: list[str], values: list[bytes]) -> tuple[bool, bytes]:
         """Carry one request out; return whether it was so, and a value."""
-        known = self._values
+        entries = self._values
         if what == "set":
-            known[keys[0]] = values[0]
+            entries[keys[0]] = values[0]
             return True, b""
         if what == "get":
-            return keys[0] in known, known.get(keys[0], b"")
+            return keys[0] in entries, entries.get(keys[0], b"")
         if what == "add":
-            known[keys[0]] = str(int(known.get(keys[0], b"0")) + int(values[0])).encode()
-            return True, known[keys[0]]
+            entries[keys[0]] = str(int(entries.get(keys[0], b"0")) + int(values[0])).encode()
+            return True, entries[keys[0]]
         if what == "check":
-            return all(key in known for key in keys), b""
+            return all(key in entries for key in keys), b""
         if what == "delete":
-            return known.pop(keys[0], None) is not None, b""
+            return entries.pop(keys[0], None) is not None, b""
         if what == "count":
-            return True, str(len(known)).encode()
+            return True, str(len(entries)).encode()
         if what == "swap":  # as torch has it: a key that is not there is set where nothing is expected
-            there = known.get(keys[0])
+            there = entries.get(keys[0])
             if there == values[0] or (there is None and not values[0]):
-                known[keys[0]] = values[1]
-            return True, known.get(keys[0], values[0])
+                entries[keys[0]] = values[1]
+            return True, entries.get(keys[0], values[0])
         raise ValueError(what)
 
 
@@ -283,7 +289,7 @@ class KeyedStore(Store):
             raise StoreError(f"the store at {host}:{port} is not there, or does not take this process's secret: {error}") from error
         if not hmac.compare_digest(proof, _hash(secret, b"server", theirs, nonce)):
             self._socket.close()
-            raise StoreError(f"who answers at {host}:{port} does not know the secret of this pool's store; nothing was told")
+            raise StoreError(f"the process at {host}:{port} does not know the secret of this pool's store; it was told nothing")
         self._hears, self._says = _directions(secret, theirs, nonce)
         self._socket.settimeout(limit_s)
 
@@ -307,11 +313,11 @@ class KeyedStore(Store):
                 (length,) = HEADER.unpack(self._receive(HEADER.size))
                 if length > MOST_BYTES:
                     raise OSError(f"it sends {length:,} bytes at once")
-                told, content = self._receive(HASH_BYTES), self._receive(length)
+                signature, content = self._receive(HASH_BYTES), self._receive(length)
             except OSError as error:
                 raise StoreError(f"the store at {self._where[0]}:{self._where[1]} has ended: {error}") from error
-            if not hmac.compare_digest(told, self._hears.hash_of(content)):
-                raise StoreError(f"what comes from {self._where[0]}:{self._where[1]} was changed on its way")
+            if not hmac.compare_digest(signature, self._hears.hash_of(content)):
+                raise StoreError(f"a message from {self._where[0]}:{self._where[1]} was changed on its way")
         return msgspec.msgpack.decode(content, type=tuple[bool, bytes])
 
     # the names, and the arguments, are torch's
@@ -343,7 +349,7 @@ class KeyedStore(Store):
         end = time.monotonic() + limit_s
         while not self.check(keys):
             if time.monotonic() > end:
-                raise StoreError(f"nobody set {', '.join(keys)} within {limit_s:g} s")
+                raise StoreError(f"no process set {', '.join(keys)} within {limit_s:g} s")
             time.sleep(LOOK_S)
 
     def delete_key(self, key: str) -> bool:

@@ -21,13 +21,13 @@ TUNABLES = "GLIBC_TUNABLES"
 """The variable that glibc reads when a program begins, and never again: forks have what their first process was told."""
 
 SETTINGS = {"arena_max": 1, "mmap_threshold": 2**30, "mxfast": 0, "tcache_count": 0, "trim_threshold": 2**40}
-"""Of ``glibc.malloc``; other C libraries do not read them."""
+"""Settings of ``glibc.malloc``; other C libraries do not read them."""
 
 
-def variables(given: Mapping[str, str]) -> dict[str, str]:
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with these settings; those that it has already win, as they come last."""
-    mine = [f"glibc.malloc.{name}={value}" for name, value in SETTINGS.items()]
-    return {**given, TUNABLES: ":".join([*mine, *filter(None, [given.get(TUNABLES)])])}
+    tunables = [f"glibc.malloc.{name}={value}" for name, value in SETTINGS.items()]
+    return {**environment, TUNABLES: ":".join([*tunables, *filter(None, [environment.get(TUNABLES)])])}
 
 
 def give_back() -> None:

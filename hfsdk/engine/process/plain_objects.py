@@ -1,9 +1,9 @@
-"""What the ranks of a group tell each other, beside tensors: plain data of a fixed form and a bounded size, never a pickle.
+"""Messages between the ranks of a group, besides tensors: plain data of a fixed form and a bounded size, never a pickle.
 
-A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's
-own object collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals
-once :func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. What is none of that is refused
-where it would be sent; a save's plans alone are of torch's own classes, and read by a list of their names (:func:`written_by`).
+A pickle runs what its sender likes. :func:`gather` says what every rank sends, and takes nothing else (msgpack). torch's own object
+collectives, which megatron and vLLM use (``all_gather_object``, ``broadcast_object_list``, ...), carry Python literals once
+:func:`protect` was called: text, bytes, numbers, and lists, tuples, sets and dicts of them. Everything else is refused where it
+would be sent; a save's plans alone are of torch's own classes, and read by a list of their names (:func:`written_by`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_BYTES = 64 << 20
-"""Of what one rank sends: fingerprints or shapes of all tensors of a large model."""
+"""Most bytes that one rank sends: fingerprints or shapes of all tensors of a large model."""
 
 AT_ONCE_BYTES = 512
-"""What is no longer travels with its length, in one collective."""
+"""Longest content that travels with its length, in one collective."""
 
 LENGTH_BYTES = 8
 
 
 class NotPlainError(TypeError):
-    """What was to go over a group, or has come, is no plain data."""
+    """A message that was to go over a group, or has come, is no plain data."""
 
 
 def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
     """Return what every rank of a group sends, in their order; collective.
 
     Args:
-        value: this rank's.
+        value: this rank's object.
         kind: the type of each rank's value: of built-in types and dataclasses.
-        group: with gloo for tensors of the host.
+        group: a group with gloo for tensors of the host.
 
     Raises:
         NotPlainError: a value is of another type, or has more than :data:`MOST_BYTES`.
@@ -50,17 +50,17 @@ def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
 
     content = msgspec.msgpack.encode(value)
     first = len(content).to_bytes(LENGTH_BYTES, "big") + content[:AT_ONCE_BYTES]
-    found = [bytes(row.tolist()) for row in _gathered(first, LENGTH_BYTES + AT_ONCE_BYTES, group)]
-    lengths = [int.from_bytes(row[:LENGTH_BYTES], "big") for row in found]
-    contents = [row[LENGTH_BYTES:] for row in found]
+    heads = [bytes(row.tolist()) for row in _gathered(first, LENGTH_BYTES + AT_ONCE_BYTES, group)]
+    lengths = [int.from_bytes(row[:LENGTH_BYTES], "big") for row in heads]
+    contents = [row[LENGTH_BYTES:] for row in heads]
     if max(lengths) > MOST_BYTES:
-        raise NotPlainError(f"a rank would send {max(lengths):,} bytes; {MOST_BYTES:,} are the most: (bytes by rank: {lengths})")
+        raise NotPlainError(f"a rank would send {max(lengths):,} bytes; {MOST_BYTES:,} are the most (bytes by rank: {lengths})")
     if max(lengths) > AT_ONCE_BYTES:
         contents = [row.numpy().tobytes() for row in _gathered(content, max(lengths), group)]
     try:
-        return [msgspec.msgpack.decode(one[:length], type=kind) for one, length in zip(contents, lengths, strict=True)]
+        return [msgspec.msgpack.decode(message[:length], type=kind) for message, length in zip(contents, lengths, strict=True)]
     except msgspec.MsgspecError as error:
-        raise NotPlainError(f"rank {dist.get_rank()} of the pool was sent something else than {kind}: {error}") from error
+        raise NotPlainError(f"rank {dist.get_rank()} of the pool received something other than {kind}: {error}") from error
 
 
 def _gathered(content: bytes, size: int, group: ProcessGroup) -> list[Tensor]:
@@ -68,11 +68,11 @@ def _gathered(content: bytes, size: int, group: ProcessGroup) -> list[Tensor]:
     import torch
     import torch.distributed as dist
 
-    mine = torch.zeros(size, dtype=torch.uint8)
-    mine[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, mine, group=group)
-    return found
+    own = torch.zeros(size, dtype=torch.uint8)
+    own[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+    received = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(received, own, group=group)
+    return received
 
 
 def protect() -> None:
@@ -85,7 +85,7 @@ def protect() -> None:
 
 @contextmanager
 def written_by(write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Iterator[None]:
-    """Have torch's object collectives on this thread carry what somebody else's code sends and Python literals cannot say.
+    """Have torch's object collectives on this thread carry what a library's code sends and Python literals cannot say.
 
     ``read`` must make nothing but what it knows, whatever the bytes are, and raise ValueError or ``pickle.UnpicklingError`` else.
     """
@@ -130,4 +130,4 @@ def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
     try:
         return _form.get()[1](tensor.cpu().numpy().tobytes()[: int(size)])
     except Exception as error:  # what is no data raises anything
-        raise NotPlainError(f"what a rank has sent is no plain data: {error}") from error
+        raise NotPlainError(f"a rank has sent something that is no plain data: {error}") from error

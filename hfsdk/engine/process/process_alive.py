@@ -10,7 +10,7 @@ def is_there(pid: int, started: float) -> bool:
     """Return whether a process of this machine is there, and not another one of its number.
 
     Args:
-        pid: its number.
+        pid: the process's number.
         started: when it started, in seconds since 1970, as its system counts it.
 
     Raises:

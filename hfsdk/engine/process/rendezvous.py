@@ -50,15 +50,15 @@ AT_ONCE = timedelta(milliseconds=1)
 """The shortest limit that gloo has."""
 
 CLOSING_TAG = 2**30 + 2
-"""Of a message that nobody sends."""
+"""Tag of a message that nobody sends."""
 
 
 class _Joined:
-    """What this process's world, and those of links, were made with."""
+    """The timeout and stores that this process's world, and those of links, were made with."""
 
     timeout: timedelta | None = None
     store: Store | None = None
-    """Kept here: of a store that is written in Python torch refers to the half that is not."""
+    """The store, which must stay alive: of a store that is written in Python torch refers to the half that is not."""
     of_links: ClassVar[dict[ProcessGroup, Store]] = {}
 
 
@@ -72,7 +72,7 @@ def interface_of(address: str) -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
     return "lo" if address.startswith("127.") else ""  # all of 127/8 is on it
 
@@ -117,7 +117,7 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
     """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
 
     Args:
-        store: ``file://path``, or what :func:`serve` has returned.
+        store: ``file://path``, or an address that :func:`serve` has returned.
         rank: this process in the pool.
         world_size: processes in the pool.
         gpu: torch's number of this process's GPU; ``None`` without one.
@@ -144,16 +144,16 @@ def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout
 
 @dataclass(frozen=True)
 class Link:
-    """What the ranks of two pools are told to find each other; those of the first pool come first."""
+    """The names by which the ranks of two pools find each other; those of the first pool come first."""
 
     number: int
-    """Unique in the session."""
+    """Number of the link, unique in the session."""
     pools: tuple[str, str]
     store: str = field(repr=False)
     """``file://path``, or what :func:`serve` has returned, with its secret."""
     num_ranks: int
     addresses: tuple[str, ...] = ()
-    """Of every rank's node, where they are on several machines."""
+    """The address of every rank's node, where they are on several machines."""
     timeout_s: float | None = None
     """How long a rank waits for the others; ``None``: :data:`LINK_TIMEOUT_S`."""
 
@@ -164,11 +164,11 @@ class Link:
 
 
 def meet(link: Link, rank: int, gpu: int | None = None, is_cut: Callable[[], bool] = lambda: False) -> ProcessGroup:
-    """Join the world of two pools, beside the world of this process's own; collective.
+    """Join the world of two pools, in addition to this process's own; collective.
 
     The default world is one to a process, so this one is made as vLLM makes its own
     (``stateless_init_torch_distributed_process_group``), with both backends of a pool's world, and torch's point-to-point
-    functions are told its ranks. Errors of NCCL are left to whoever uses the link: torch's watchdog would end this process, which
+    functions are told its ranks. Errors of NCCL are left to the user of the link: torch's watchdog would end this process, which
     lives on when the other pool is gone.
 
     Args:
@@ -224,7 +224,7 @@ def _await_all(store: Store, link: Link, is_cut: Callable[[], bool]) -> None:
 
 
 def part(group: ProcessGroup) -> None:
-    """Leave the world of two pools: whoever waits for this rank, and whatever it waits for itself in another thread, ends now."""
+    """Leave the world of two pools: every rank that waits for this one, and every wait of its own in another thread, ends now."""
     from torch.distributed import distributed_c10d as c10d
 
     c10d._world.pg_group_ranks.pop(group, None)

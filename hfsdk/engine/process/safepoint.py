@@ -1,4 +1,4 @@
-"""Where a call may stop: ranks that run in lockstep agree on cancel and failure before they go on.
+"""Points where a call may stop: ranks that run in lockstep agree on cancel and failure before they go on.
 
 A rank must never leave its peers inside a collective. So cancel requests and exceptions wait for the next *safe point* (a
 micro-batch in training, a decode step in generation), where an all-reduce of a few numbers over the ranks in lockstep tells
@@ -45,7 +45,7 @@ class SafePoint:
 
         Args:
             group: the ranks in lockstep; gloo.
-            error: what went wrong on this rank.
+            error: this rank's error.
             state: a number below 2^63 that must be the same on all of them, e.g. a checksum.
 
         Raises:

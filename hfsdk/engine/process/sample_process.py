@@ -33,18 +33,18 @@ PARENT_SEEN_S = 1.0
 """How often a process elsewhere than on Linux looks whether its parent is still there."""
 
 
-def outcome_of(function: Callable[..., Any], name: str, given: Mapping[str, Any], num_tokens: int | None) -> SampleOutcome:
+def outcome_of(function: Callable[..., Any], name: str, arguments: Mapping[str, Any], num_tokens: int | None) -> SampleOutcome:
     """Run a reward function on lists of one sample, and return what became of it.
 
     Args:
-        function: in TRL's form.
-        name: for messages.
-        given: prompts, completions, completion_ids and the data's columns, a list of one each.
-        num_tokens: of the response, where each token is to be scored; ``None`` for one number.
+        function: the reward, in TRL's form.
+        name: its name in messages.
+        arguments: prompts, completions, completion_ids and the data's columns, a list of one each.
+        num_tokens: the response's tokens, where each token is to be scored; ``None`` for one number.
     """
     began = time.perf_counter()
     try:
-        scores = call_reward(function, name, given)
+        scores = call_reward(function, name, arguments)
     except RewardFunctionError as error:
         seconds, line = time.perf_counter() - began, line_of_error(error.__context__ or error)
         return SampleOutcome(failure="raised", message=error.message, line=line, details=error.details, seconds=seconds)
@@ -88,14 +88,14 @@ def serve(channel: Connection) -> None:
             return
         channel.send(SampleOutcome())
         while True:
-            given, num_tokens = channel.recv()
-            channel.send(outcome_of(function, shipped.name, given, num_tokens))
+            values, num_tokens = channel.recv()
+            channel.send(outcome_of(function, shipped.name, values, num_tokens))
     except (EOFError, ConnectionError):
         return
 
 
 def main() -> None:
-    """See the module's text."""
+    """Serve samples on the channel whose number is the first argument, until the parent closes it or ends."""
     channel, traces, parent = map(int, sys.argv[1:])
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the notebook, which cancels the call

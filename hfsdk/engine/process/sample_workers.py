@@ -42,7 +42,7 @@ MOST_FAILURES = 8
 """Failed samples after which a call that will raise does no more."""
 
 Sample = tuple[Mapping[str, Any], int | None]
-"""What the function is given, a list of one each, and how many numbers it shall return (``None``: one for the sample)."""
+"""The arguments of the function, a list of one each, and how many numbers it shall return (``None``: one for the sample)."""
 
 
 @dataclass(eq=False)
@@ -50,14 +50,14 @@ class _Worker:
     process: subprocess.Popen[bytes]
     channel: Connection
     traces: int
-    """To read from."""
+    """The descriptor from which traces are read."""
     ready: bool = False
     row: int | None = None
     """Number of the sample that it runs."""
     since: float = 0.0
 
     def end(self) -> int:
-        """Kill it with whatever it started, and return its exit code."""
+        """Kill it with everything that it started, and return its exit code."""
         if sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -80,7 +80,7 @@ class _Worker:
 
 
 class SampleWorkers:
-    """See the module's text. One thread uses it."""
+    """Processes that run a reward function sample by sample. One thread uses it."""
 
     def __init__(self, shipped: Shipped, count: int) -> None:
         """Have no process yet; they start when there is something to do, in the thread with which they shall end."""
@@ -92,7 +92,7 @@ class SampleWorkers:
 
         Args:
             samples: one after the other, each to the next worker that is free.
-            timeout_s: most seconds of one.
+            timeout_s: the most seconds of one sample.
             most_failures: after so many no more are begun.
 
         Raises:
@@ -102,7 +102,7 @@ class SampleWorkers:
         waiting = deque(range(len(samples)))
         try:
             while waiting or any(worker.row is not None for worker in self._workers):
-                if most_failures is not None and sum(bool(one and one.failure) for one in outcomes) >= most_failures:
+                if most_failures is not None and sum(bool(outcome and outcome.failure) for outcome in outcomes) >= most_failures:
                     waiting.clear()
                 self._hand_out(waiting, samples)
                 for worker in self._due(timeout_s):
@@ -123,8 +123,8 @@ class SampleWorkers:
             self._workers.pop().end()
 
     def _hand_out(self, waiting: deque[int], samples: Sequence[Sample]) -> None:
-        """Give what waits to those that are free, and start as many as there is work for."""
-        for worker in [one for one in self._workers if one.row is None and one.process.poll() is not None]:
+        """Give waiting samples to free workers, and start as many as there is work for."""
+        for worker in [w for w in self._workers if w.row is None and w.process.poll() is not None]:
             self._workers.remove(worker)  # it ended while it had nothing to do, e.g. for want of memory
             worker.end()
         busy = sum(worker.row is not None for worker in self._workers)
@@ -184,8 +184,8 @@ def _start(shipped: Shipped) -> _Worker:
     """Start a process, in a session of its own: a Ctrl-C in a terminal does not reach it, and it can be ended with its children."""
     ours, theirs = socket.socketpair()
     traces, write_traces = os.pipe()
-    given = map(str, (theirs.fileno(), write_traces, os.getpid()))
-    arguments = [sys.executable, "-m", "hfsdk.engine.process.sample_process", *given]
+    descriptors = map(str, (theirs.fileno(), write_traces, os.getpid()))
+    arguments = [sys.executable, "-m", "hfsdk.engine.process.sample_process", *descriptors]
     try:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(), write_traces), start_new_session=True,

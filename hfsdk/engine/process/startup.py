@@ -1,4 +1,4 @@
-"""What makes worker processes start quickly: no import that nothing needs, and little garbage collection.
+"""Quick starts of worker processes: no import that nothing needs, and little garbage collection.
 
 The engines' modules are hundreds of thousands of objects, all of which a full collection goes through, and writes to: a fork would
 get a page of its own of nearly all that it shares. So what was imported is frozen (``gc.freeze``: set aside, still freed when
@@ -62,7 +62,7 @@ def keep_frozen(*modules: str) -> None:
 
 
 class NotImported:
-    """Stands for every class of a module that :func:`stood_in` has kept from being imported; nothing is one."""
+    """A stand-in for every class of a module that :func:`stood_in` has kept from being imported; nothing is one."""
 
 
 class StandIn(ModuleType):
@@ -79,7 +79,7 @@ def stood_in(module: str) -> Iterator[None]:
     """Let imports of a module find a stand-in, unless it was imported before: each of its names is `NotImported`.
 
     For modules whose classes are only asked whether something is one, or written in annotations. The packages around the module
-    are not imported either. Whoever imports it afterwards gets the module.
+    are not imported either. An import after that gets the module.
     """
     if module in sys.modules:
         yield

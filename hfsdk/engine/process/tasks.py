@@ -33,7 +33,7 @@ from hfsdk.core.untrusted import has_file
 from hfsdk.engine.process.sample_workers import MOST_FAILURES, Sample, SampleWorkers, workers_of
 
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
+"""Errors that a user's function may raise and must not end its process with: ``exit()`` in a loss is a failed call."""
 
 
 def run_task(method: str, table: Table, arguments: Arguments, writes: Sequence[str]) -> tuple[dict[str, Column], Any]:
@@ -83,15 +83,15 @@ def _score_all(table: Table, arguments: Scoring) -> dict[str, Column]:
     """Score a batch by one call of the function, in this process."""
     name, lengths = arguments.shipped.name, table.ragged("response").lengths.tolist()
     function = _function(arguments.shipped)
-    given = given_of(table, arguments.tokenizer)
-    lacking = check_columns(function, name, [column for column in given if column not in GIVEN])
+    values = given_of(table, arguments.tokenizer)
+    lacking = check_columns(function, name, [column for column in values if column not in GIVEN])
     if lacking:
         raise RewardFunctionError(lacking)
-    scores = call_reward(function, name, given)
+    scores = call_reward(function, name, values)
     if not arguments.per_token:
         return {arguments.column: np.asarray(check_scores(scores, name, table.num_rows), dtype=np.float32)}
     rows = check_token_scores(scores, name, lengths)
-    return _token_columns(rows, [one is None for one in scores], arguments)
+    return _token_columns(rows, [score is None for score in scores], arguments)
 
 
 def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
@@ -102,18 +102,19 @@ def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
     """
     skips = arguments.failures == "skip"
     outcomes = _run_each(table, arguments, None if skips else MOST_FAILURES)
-    failed = {row: one for row, one in enumerate(outcomes) if one is not None and one.failure}
+    failed = {row: outcome for row, outcome in enumerate(outcomes) if outcome is not None and outcome.failure}
     words = {}
     if failed:
         texts = given_of(table.take(list(failed)), arguments.tokenizer)["completions"]
-        words = {row: named(row, text, one) for (row, one), text in zip(failed.items(), texts, strict=True)}
-    refused = [row for row, one in failed.items() if not skips or one.failure == "is no score"]
+        words = {row: named(row, text, outcome) for (row, outcome), text in zip(failed.items(), texts, strict=True)}
+    # A score that is no number is a mistake in the function, which would come back on every sample: it is not skipped.
+    refused = [row for row, outcome in failed.items() if not skips or outcome.failure == "is no score"]
     if refused:
         raise RewardFunctionError(_say_failed(words, refused, arguments), details=failed[refused[0]].details)
     for line in words.values():
         print(f"not scored: {line}", flush=True)
-    unscored = [one is None or one.score is None for one in outcomes]
-    scores = [NOT_SCORED if one is None or one.score is None else one.score for one in outcomes]
+    unscored = [outcome is None or outcome.score is None for outcome in outcomes]
+    scores = [NOT_SCORED if outcome is None or outcome.score is None else outcome.score for outcome in outcomes]
     columns: dict[str, Column]
     if arguments.per_token:
         lengths = table.ragged("response").lengths.tolist()
@@ -127,9 +128,9 @@ def _score_each(table: Table, arguments: Scoring) -> dict[str, Column]:
 
 
 def _run_each(table: Table, arguments: Scoring, most_failures: int | None) -> list[SampleOutcome | None]:
-    given, lengths = given_of(table, arguments.tokenizer), table.ragged("response").lengths.tolist()
+    columns, lengths = given_of(table, arguments.tokenizer), table.ragged("response").lengths.tolist()
     samples: list[Sample] = [
-        ({name: [column[row]] for name, column in given.items()}, lengths[row] if arguments.per_token else None)
+        ({name: [column[row]] for name, column in columns.items()}, lengths[row] if arguments.per_token else None)
         for row in range(table.num_rows)
     ]
     if arguments.workers:
@@ -159,19 +160,19 @@ def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
     decode = text_decoder(tokenizer)
     prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
     completions = [decode(row.tolist()) for row in table.ragged("response")]
-    given: dict[str, Any] = {"prompts": prompts, "completions": completions}
-    given["completion_ids"] = [row.tolist() for row in table.ragged("response")]
-    given.update({n: list(c) for n, c in table.items() if n not in (*SEQUENCES, *GIVEN) and not isinstance(c, Ragged)})
-    return given
+    values: dict[str, Any] = {"prompts": prompts, "completions": completions}
+    values["completion_ids"] = [row.tolist() for row in table.ragged("response")]
+    values.update({n: list(c) for n, c in table.items() if n not in (*SEQUENCES, *GIVEN) and not isinstance(c, Ragged)})
+    return values
 
 
-def call_reward(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> Any:
+def call_reward(function: Callable[..., Any], name: str, values: Mapping[str, Any]) -> Any:
     """Call a reward function with what it takes of what there is, and await an async one.
 
     Raises:
         RewardFunctionError: it raised; the context is what.
     """
-    positional, keywords = arguments_of(function, given)
+    positional, keywords = arguments_of(function, values)
     try:
         returned = function(*positional, **keywords)
         return awaited(returned) if inspect.isawaitable(returned) else returned
@@ -189,11 +190,11 @@ def _loop() -> tuple[asyncio.AbstractEventLoop, threading.Lock]:
     return loop, threading.Lock()
 
 
-def awaited(asked: Awaitable[Any]) -> Any:
+def awaited(awaitable: Awaitable[Any]) -> Any:
     """Return what something awaitable gives."""
 
     async def result() -> Any:
-        return await asked
+        return await awaitable
 
     loop, running = _loop()
     with running:

@@ -1,4 +1,4 @@
-"""Which line is the user's own: of an error's traceback, and of what :mod:`faulthandler` wrote of a process that hangs."""
+"""The user's own line: of an error's traceback, and of what :mod:`faulthandler` wrote of a process that hangs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def line_of_error(error: BaseException) -> str:
 
 def line_of_trace(trace: str) -> tuple[str, str]:
     """Return the innermost line of the user's in what faulthandler wrote, and the user's frames from there on."""
-    mine = [frame for frame in FRAME.finditer(trace) if not is_library(frame["file"])]
-    if not mine:
+    user_frames = [frame for frame in FRAME.finditer(trace) if not is_library(frame["file"])]
+    if not user_frames:
         return "", ""
-    first = mine[0]
-    return line_of(first["file"], first["line"], first["name"]), "\n".join(frame[0].strip() for frame in mine)
+    first = user_frames[0]
+    return line_of(first["file"], first["line"], first["name"]), "\n".join(frame[0].strip() for frame in user_frames)

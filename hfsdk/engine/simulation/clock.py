@@ -7,7 +7,7 @@ A machine without accelerators may have more workers than cores; then calls on d
 
 Ranks that wait (for the slowest of their stage, for inputs, for their turn) leave their core to the others, and so does a call
 until its dispatch is over; a CPU task counts as one more. How long a call takes therefore depends on what is submitted after it,
-so times are settled when somebody looks, over the calls of the last :data:`OPEN_STEPS` steps; older ones stay as they were.
+so times are settled at a look, over the calls of the last :data:`OPEN_STEPS` steps; older ones stay as they were.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Job:
     after: list[Timeline]
     """Calls that must be over: those before it on its devices, and those whose columns or weights it reads."""
     floor_s: float
-    """It cannot start earlier, whatever came before."""
+    """The earliest start, whatever came before."""
 
 
 @dataclass(eq=False)
@@ -72,6 +72,7 @@ class SharedCores:
         self._open.append(_Job(line, [other for other in waits if id(other) in open_lines], floor))
         self._changed = True
         oldest = min(job.line.call.step for job in self._open)
+        # Replaying every call since the start would take longer with each step; calls this old are settled for good.
         if oldest <= line.call.step - OPEN_STEPS:
             self.settle()
             self._open = [job for job in self._open if job.line.call.step > oldest]
@@ -91,7 +92,7 @@ class SharedCores:
 
 
 class _Replay:
-    """Some calls, replayed from event to event."""
+    """Calls that are replayed from event to event."""
 
     def __init__(self, jobs: Iterable[_Job], node_of: Sequence[int], cores: Array) -> None:
         self._waiting = sorted(jobs, key=lambda job: job.line.call.id)
@@ -118,57 +119,58 @@ class _Replay:
         for job in [job for job in self._ready() if job.floor_s <= self._now]:
             self._waiting.remove(job)
             job.line.started_s = self._now
-            one = _Running(job, dispatch_s=job.line.dispatch_s)
-            self._running.append(one)
-            if not one.dispatch_s:
-                self._next_stage(one)
+            run = _Running(job, dispatch_s=job.line.dispatch_s)
+            self._running.append(run)
+            if not run.dispatch_s:
+                self._next_stage(run)
         return len(self._ended) > ended
 
     def _advance(self) -> None:
         busy: list[tuple[int, list[float | str]]] = []
-        for one in self._running:
-            busy += [(self._node(one, rank), phases[0]) for rank, phases in one.ranks.items() if phases]
+        for run in self._running:
+            busy += [(self._node(run, rank), phases[0]) for rank, phases in run.ranks.items() if phases]
         at_work = np.bincount([node for node, _ in busy], minlength=len(self._cores))
+        # Between two events nothing starts or ends, so every phase goes on at one speed until the nearest end.
         rates = core_speeds(at_work, self._cores).tolist()
         ends = [float(phase[1]) / rates[node] for node, phase in busy]
-        ends += [one.dispatch_s for one in self._running if one.dispatch_s]
+        ends += [run.dispatch_s for run in self._running if run.dispatch_s]
         ends += [job.floor_s - self._now for job in self._ready()]
         took = min(ends)
         self._now += took
         for node, phase in busy:
             phase[1] = float(phase[1]) - took * rates[node]
-        for one in list(self._running):
-            one.dispatch_s = one.dispatch_s - took if one.dispatch_s > took + DONE_S else 0.0
-            self._end_phases(one)
-            if not one.dispatch_s and not one.ranks:
-                self._next_stage(one)
+        for run in list(self._running):
+            run.dispatch_s = run.dispatch_s - took if run.dispatch_s > took + DONE_S else 0.0
+            self._end_phases(run)
+            if not run.dispatch_s and not run.ranks:
+                self._next_stage(run)
 
-    def _node(self, one: _Running, rank: int) -> int:
-        devices = one.job.line.devices
+    def _node(self, run: _Running, rank: int) -> int:
+        devices = run.job.line.devices
         return self._node_of[devices[rank]] if devices else TASK_NODE
 
-    def _end_phases(self, one: _Running) -> None:
+    def _end_phases(self, run: _Running) -> None:
         now = self._now
-        for rank, phases in one.ranks.items():
+        for rank, phases in run.ranks.items():
             if phases and float(phases[0][1]) <= DONE_S:
                 name, _, start = phases.pop(0)
-                one.done.setdefault((one.stage, rank), []).append((str(name), float(start), now - float(start)))
+                run.done.setdefault((run.stage, rank), []).append((str(name), float(start), now - float(start)))
                 if phases:
                     phases[0][2] = now
-        if not any(one.ranks.values()):
-            one.ranks = {}
+        if not any(run.ranks.values()):
+            run.ranks = {}
 
-    def _next_stage(self, one: _Running) -> None:
+    def _next_stage(self, run: _Running) -> None:
         """Begin the next stage of a call, or end it."""
-        line, now = one.job.line, self._now
-        while one.stage + 1 < len(line.stages):
-            one.stage += 1
-            one.starts.append(now)
-            for piece in line.stages[one.stage]:
+        line, now = run.job.line, self._now
+        while run.stage + 1 < len(line.stages):
+            run.stage += 1
+            run.starts.append(now)
+            for piece in line.stages[run.stage]:
                 for rank in piece.ranks if any(piece.phases.values()) else ():
-                    one.ranks[rank] = [[name, seconds, now] for name, seconds in piece.phases.items() if seconds]
-            if one.ranks:
+                    run.ranks[rank] = [[name, seconds, now] for name, seconds in piece.phases.items() if seconds]
+            if run.ranks:
                 return
-        line.now_s, line.shared, line.stage_starts = now, one.done, one.starts
+        line.now_s, line.shared, line.stage_starts = now, run.done, run.starts
         self._ended.add(id(line))
-        self._running.remove(one)
+        self._running.remove(run)

@@ -41,7 +41,7 @@ class SimulatedRole:
     """The trained role and the shadow between which it was."""
     estimate: Estimate | None = None
     awake: bool = False
-    """Of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``): whether its weights and cache are there."""
+    """Whether the weights and cache of a rollout that sleeps (``hfsdk.engine.generation.vllm_sleep``) are there."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -77,21 +77,21 @@ def row_groups(orders: Sequence[Order], call: Call, lengths_drawn: ResponseLengt
 
 
 def _draw(order: Order, response_lengths: ResponseLengths) -> Array:
-    asked = order.arguments
-    assert isinstance(asked, Generation)
-    if asked.lengths is not None:
-        measured: Array = asked.lengths[order.rows]
+    arguments = order.arguments
+    assert isinstance(arguments, Generation)
+    if arguments.lengths is not None:
+        measured: Array = arguments.lengths[order.rows]
         return measured
     positions = values_of(order, "position")
     if positions is None:
-        positions = order.rows // asked.copies
-    return draw_lengths(response_lengths, asked.sampling, asked.seed, positions, order.rows % asked.copies)
+        positions = order.rows // arguments.copies
+    return draw_lengths(response_lengths, arguments.sampling, arguments.seed, positions, order.rows % arguments.copies)
 
 
 def inputs_of(orders: Iterable[Order]) -> list[Timeline]:
     """Return the calls whose columns these orders read."""
-    found = {id(h.line): h.line for order in orders for pick in order.picks for h in pick.handles if h.line is not None}
-    return list(found.values())
+    by_id = {id(h.line): h.line for order in orders for pick in order.picks for h in pick.handles if h.line is not None}
+    return list(by_id.values())
 
 
 def note_sleep(roles: Iterable[SimulatedRole], now: SimulatedRole, method: str) -> None:
@@ -103,52 +103,52 @@ def note_sleep(roles: Iterable[SimulatedRole], now: SimulatedRole, method: str) 
             state.awake = state.awake and set(state.pool.devices).isdisjoint(now.pool.devices)
 
 
-def bases_elsewhere(held: Mapping[SimulatedRole, Estimate]) -> dict[str, str]:
+def bases_elsewhere(estimates: Mapping[SimulatedRole, Estimate]) -> dict[str, str]:
     """Return, of each role on a device whose frozen base another holds, the name of that one."""
-    return held_by_others({state.spec.name: HeldBase(base_key(state.spec), one.base) for state, one in held.items()})
+    return held_by_others({state.spec.name: HeldBase(base_key(state.spec), estimate.base) for state, estimate in estimates.items()})
 
 
 def base_moved(role: RoleSpec) -> dict[str, int]:
-    """Return the attribute of the span in which the base that adapters stand beside goes to the rollout."""
+    """Return the attribute of the span in which the base under adapters goes to the rollout."""
     assert role.model is not None
     assert role.rollout is not None
     return {BASE_COPIED: role.model.num_bytes(role.dtype) // role.rollout.tp}
 
 
 class DeviceBytes:
-    """What devices hold after a call, worked out once for all calls after which it is the same.
+    """Bytes of devices after a call, worked out once for all calls after which they are the same.
 
     Args:
-        process_bytes: what a worker takes besides its roles.
+        process_bytes: the bytes of a worker's process besides its roles.
         on_cpu: whether the cluster's devices are processors.
     """
 
     def __init__(self, process_bytes: int, *, on_cpu: bool) -> None:
         self._process_bytes, self._on_cpu = process_bytes, on_cpu
-        self._held: dict[tuple[Any, ...], Mapping[int, PredictedBytes]] = {}
+        self._by_state: dict[tuple[Any, ...], Mapping[int, PredictedBytes]] = {}
 
     def clear(self) -> None:
         """Forget it: roles came, went or moved."""
-        self._held.clear()
+        self._by_state.clear()
 
     def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, PredictedBytes]:
         """Return what every device of a pool holds after a call of one of these roles."""
-        known = [state for state in roles if state.estimate is not None]
-        key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in known))
-        if key not in self._held:
+        estimated = [state for state in roles if state.estimate is not None]
+        key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in estimated))
+        if key not in self._by_state:
             groups: dict[tuple[str, ...], PredictedBytes] = {}
-            held = {}
+            by_device = {}
             for device in pool.devices:
-                here = [state for state in known if device in state.pool.devices]
+                here = [state for state in estimated if device in state.pool.devices]
                 names = tuple(state.spec.name for state in here)
                 if names not in groups:
-                    groups[names] = _held_on(here, now, self._process_bytes, self._on_cpu)
-                held[device] = groups[names]
-            self._held[key] = held
-        return self._held[key]
+                    groups[names] = _predicted_on(here, now, self._process_bytes, self._on_cpu)
+                by_device[device] = groups[names]
+            self._by_state[key] = by_device
+        return self._by_state[key]
 
 
-def _held_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
+def _predicted_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
     """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})

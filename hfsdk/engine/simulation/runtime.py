@@ -8,10 +8,10 @@ its devices are free and its inputs there::
     CPU tasks        .                       | reward |   .         | advantages |
                      ^ prompts ready at 0    ^ inputs ready         ^ when the last of its columns is there
 
-No process is started, no weight is made, no function of the user's is called. What a call would take is asked of a
-:class:`Costs` (``hfsdk.planner.perf.perf_model.PerfModel`` is one). Ranks that share rows share the answer; within an update every
-optimizer step waits for the slowest rank, as the gradient reduction makes it. Pools that share devices (interleaving) exclude each
-other, and workers that share cores slow each other down (``simulated_cores``).
+No process is started, no weight is made, no function of the user's is called. The seconds of a call are asked of a :class:`Costs`
+(``hfsdk.planner.perf.perf_model.PerfModel`` is one). Ranks that share rows share the answer; within an update every optimizer step
+waits for the slowest rank, as the gradient reduction makes it. Pools that share devices (interleaving) exclude each other, and
+workers that share cores slow each other down (``simulated_cores``).
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ __all__ = [
 
 
 class SimulatedRuntime:
-    """Implements :class:`hfsdk.core.runtime.Runtime`; see the module's text.
+    """A :class:`hfsdk.core.runtime.Runtime` that predicts when each call would end, and runs none of them.
 
     Args:
         cluster: the devices to pretend.
-        costs: who predicts seconds.
+        costs: predicts the calls' seconds.
         response_lengths: ``"full"``, ``"uniform"``, ``"lognormal"`` or a :class:`ResponseLengths`.
         memory: ``memory(role, pool_size)`` predicts a role's bytes on each device.
-        process_bytes: what a worker takes besides.
+        process_bytes: the bytes of a worker's process besides its roles.
     """
 
     kind = "simulated"
@@ -121,13 +121,13 @@ class SimulatedRuntime:
         self._last_task: Timeline | None = None
         self._pools: dict[str, Pool] = {}
         self._opened_s: dict[int, float] = {}
-        """Since when each device may be used: its pool was opened when others had been drained and closed."""
+        """The second from which on each device may be used: its pool was opened when others had been drained and closed."""
         self._closed_s = 0.0
         self._roles: dict[str, SimulatedRole] = {}
-        self._kept: dict[int, int] = {}
-        self._held = DeviceBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
+        self._num_updates_of: dict[int, int] = {}
+        self._device_bytes = DeviceBytes(process_bytes, on_cpu=cluster.devices[0].name.startswith("cpu"))
         self.questions: dict[int, tuple[CostQuestion, ...]] = {}
-        """What was asked of ``costs``, by call, where ``keep_questions`` is set."""
+        """The questions to ``costs``, by call, where ``keep_questions`` is set."""
         self.tasks: dict[int, tuple[int, int]] = {}
         """The same of CPU tasks: rows and tokens."""
         self.keep_questions = False
@@ -143,12 +143,13 @@ class SimulatedRuntime:
     def close_pool(self, name: str, *, kill: bool = False) -> None:
         """Forget the pool and the roles that live in it."""
         with self._lock:
+            # Later pools begin where this one ended, so its calls' times have to be final before they are read.
             self._settle()
             pool = self._pools.pop(name, None)
             lines = [self._last[device] for device in pool.devices if device in self._last] if pool else []
             self._closed_s = max([self._closed_s, *(line.now_s for line in lines)])
             self._roles = {r: state for r, state in self._roles.items() if state.pool.name != name}
-            self._held.clear()
+            self._device_bytes.clear()
 
     def rename_pool(self, old: str, new: str) -> None:
         """Call a pool by another name."""
@@ -167,7 +168,7 @@ class SimulatedRuntime:
             devices = self.cluster.devices
             on_cpu = any(devices[number].name.startswith("cpu") for number in pool.devices)
             self._roles[role.name] = SimulatedRole(role, pool, on_cpu, num_updates, estimate=estimate)
-            self._held.clear()
+            self._device_bytes.clear()
 
     def export(self, role: str, pool: Pool) -> RoleState:
         """Return what the role has learned: its number of optimizer steps."""
@@ -178,7 +179,7 @@ class SimulatedRuntime:
         """Note what the role has learned; the bytes are those that its ranks would keep."""
         with self._lock:
             state = self._roles[role]
-            self._kept[number] = state.num_updates
+            self._num_updates_of[number] = state.num_updates
             sizes = tuple(kept_bytes(state.spec, rank, state.num_updates > 0) for rank in range(pool.size))
             return StateCopy(number, role, str(state.spec.train), pool.devices, sizes, state.num_updates)
 
@@ -190,31 +191,31 @@ class SimulatedRuntime:
         """Return the nodes of the cluster; none of them leaves."""
         return tuple(NodeStatus(f"node {number}", number == 0, True) for number in range(len(self.cluster.node_devices)))
 
-    def holds(self, kept: StateCopy) -> bool:
+    def holds(self, state_copy: StateCopy) -> bool:
         """Return whether it was not forgotten."""
-        return kept.number in self._kept
+        return state_copy.number in self._num_updates_of
 
-    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, state_copy: StateCopy) -> None:
         """Give the role its number of updates back; takes no virtual time."""
         with self._lock:
             state = self._roles[role.name]
-            state.num_updates, state.weights.fresh = self._kept[kept.number], False
+            state.num_updates, state.weights.fresh = self._num_updates_of[state_copy.number], False
 
-    def forget(self, kept: StateCopy) -> None:
+    def forget(self, state_copy: StateCopy) -> None:
         """Forget it."""
-        self._kept.pop(kept.number, None)
+        self._num_updates_of.pop(state_copy.number, None)
 
     def release(self, role: str, pool: Pool) -> None:
         """Forget the role."""
         with self._lock:
             if role in self._roles and self._roles[role].pool.devices == pool.devices:  # else it has moved
                 del self._roles[role]
-            self._held.clear()
+            self._device_bytes.clear()
 
     # -- calls
 
     def goes_direct(self, giver: Pool, taker: Pool) -> bool:
-        """Never: what a shadow takes is priced as it is taken, whoever waits for whom."""
+        """Return False: what a shadow takes is priced as it is taken, in whatever order roles wait."""
         return False
 
     def call(self, work: Work) -> CallOutcome:
@@ -230,6 +231,7 @@ class SimulatedRuntime:
             state = self._roles[call.role]
             groups = row_groups(work.orders, call, self.response_lengths)
             inputs = inputs_of(g.order for g in groups)
+            # From here the order is that of a real call: weights that a shadow takes over, the way back to the trainer, the call.
             line = self._begin(call, pool, inputs, work.weights)
             if work.weights is not None:
                 state.resharded_s = self._lay_sync(line, work.weights.role, state.spec)
@@ -240,21 +242,21 @@ class SimulatedRuntime:
             results = lay(state, line, work.orders, groups)
             state.weights.note(call.method)
             note_sleep(self._roles.values(), state, call.method)
-            line.held = self._held.after(state, self._roles.values(), pool)
+            line.device_bytes = self._device_bytes.after(state, self._roles.values(), pool)
         responses = {rank: g.responses for g in groups for rank in g.ranks}
-        kept = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
+        parts = [(rank, order, responses[rank]) for rank, order in enumerate(work.orders) if order.keep]
         tokens = sum(int(g.prompts.sum() + g.responses.sum()) for g in groups)
-        return CallOutcome(store(call, kept, line), results, self._spans(line, tokens))
+        return CallOutcome(store(call, parts, line), results, self._spans(line, tokens))
 
     def task(self, work: Work) -> CallOutcome:
         """Advance the clock of CPU tasks; the function is not called."""
         call, order = work.call, work.orders[0]
         lengths = lengths_of(order)
-        tokens = int(sum(found.sum() for found in lengths.values()))
+        tokens = int(sum(counts.sum() for counts in lengths.values()))
         with self._lock:
             inputs = inputs_of([order])
             before = [self._last_task] if self._last_task is not None else []
-            started = float(start_s(one.now_s for one in (*inputs, *before)))
+            started = float(start_s(earlier.now_s for earlier in (*inputs, *before)))
             line = self._last_task = Timeline(call, (), "", started)
             line.lay([[0]], [{call.method: self._costs.host_task(len(order.rows), tokens)}], [{}])
             if self._cores is not None:
@@ -268,9 +270,11 @@ class SimulatedRuntime:
         """Start a call: when its devices are free, its inputs there, and the weights that a shadow takes over."""
         opened = max(self._opened_s.get(device, 0.0) for device in pool.devices)
         needs = inputs + [bundle.content for bundle in weights.bundles] if weights is not None else inputs
+        # One call may be the last on several of these devices: it is waited for once.
         before = list({id(line): line for d in pool.devices if (line := self._last.get(d)) is not None}.values())
         ready = [line.now_s for line in needs]
         free = [opened, *(line.now_s for line in before)]
+        # With shared cores a call's start is only known when the replay settles it, so there is no queueing time to note yet.
         queued = max(0.0, max(free) - max(ready)) if needs and self._cores is None else 0.0
         line = Timeline(call, pool.devices, pool.name, float(start_s([*ready, *free])), self._costs.dispatch_s, queued)
         if self._cores is not None:
@@ -291,7 +295,7 @@ class SimulatedRuntime:
                 self._cores.settle()
 
     def set_fresh(self, role: str, *, adapters: bool = True) -> None:
-        """Say that a role's rollout has the trainer's weights, or those of them alone that its adapters stand beside."""
+        """Say that a role's rollout has the trainer's weights, or the base under its adapters alone."""
         with self._lock:
             state = self._roles[role]
             state.weights.fresh = state.weights.generating = adapters
@@ -303,8 +307,8 @@ class SimulatedRuntime:
     ) -> Sequence[Phases]:  # fmt: skip
         """Ask what a method takes on each group of ranks."""
         if self.keep_questions:
-            asked = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
-            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), asked)
+            question = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
+            self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), question)
         return self._costs.method_costs(method, role, self.cluster, line.devices, rows, stale, first)
 
     def _lay_return(self, state: SimulatedRole, line: Timeline) -> None:
@@ -319,6 +323,7 @@ class SimulatedRuntime:
         Returns the seconds of the slowest rank.
         """
         links = dict(zip(LINKS[1:], (self.cluster.intra_node, self.cluster.inter_node), strict=True))
+        # Ranks that receive the same bytes over the same links take equally long: they are one group of the picture.
         alike: dict[tuple[int, ...], list[int]] = {}
         for rank, received in enumerate(received_by_link(trained, shadow)):
             alike.setdefault(tuple(received[name] for name in links), []).append(rank)
@@ -336,32 +341,33 @@ class SimulatedRuntime:
         own = method_of(method).generates and not state.spec.shadow_of
         stale = own and (state.weights.stale_for(method) or state.weights.away_for(method))
         rows = [(g.prompts, g.responses) for g in groups]
+        # Adapters move alone, except at the first transition, which also brings the frozen base.
         first = stale and state.spec.lora is not None and state.resharded_s is None
         costs = self._ask(line, method, state.spec, rows, [len(g.ranks) for g in groups], stale, first)
         moved = {"reshard": base_moved(state.spec)} if first else {}
         line.lay([g.ranks for g in groups], costs, [{**numbers(g.prompts, g.responses), **moved} for g in groups])
         if stale:
             state.resharded_s = costs[0].get("reshard", 0.0)
-        asked = orders[0].arguments
-        if isinstance(asked, ToShadow):
-            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, asked.shadow)
-            return exported(state.spec, asked.shadow, line)
+        arguments = orders[0].arguments
+        if isinstance(arguments, ToShadow):
+            state.resharded_s, state.apart = sum(costs[0].values()), (state.spec, arguments.shadow)
+            return exported(state.spec, arguments.shadow, line)
         if method == LAST_RESHARD.name:
             return transport_reports(state.spec, state.resharded_s, state.apart)
-        result = self._result(state, line.call, asked, sum(costs[0].values()))
+        result = self._result(state, line.call, arguments, sum(costs[0].values()))
         return (result,) * len(orders)
 
-    def _result(self, state: SimulatedRole, call: Call, asked: Arguments, seconds: float) -> Any:
+    def _result(self, state: SimulatedRole, call: Call, arguments: Arguments, seconds: float) -> Any:
         """Return what each rank reports, and count updates and checkpoints."""
         method = method_of(call.method)
         if method.work == "step":
             state.num_updates += 1
             return SimulatedRow(seconds=seconds)
-        if method.files == "state" and isinstance(asked, Folder):
+        if method.files == "state" and isinstance(arguments, Folder):
             if method.changes_weights:
-                state.num_updates = read_checkpoint(asked.folder, call.role)
+                state.num_updates = read_checkpoint(arguments.folder, call.role)
             else:
-                write_checkpoint(asked.folder, call.role, state.num_updates)
+                write_checkpoint(arguments.folder, call.role, state.num_updates)
             return SimulatedRow(num_updates=state.num_updates)
         return SimulatedValue(str(call)) if method.reports_values else None
 
@@ -378,15 +384,18 @@ class SimulatedRuntime:
             prompts[group.order.rows], responses[group.order.rows] = group.prompts, group.responses
         picked = [[np.array(mini.passes.rows_of(dp), dtype=np.int64) for dp in range(len(shards))] for mini in plan]
         rows = [[(prompts[r], responses[r]) for r in by_dp] for by_dp in picked]
+        # All mini-batches are asked about in one question: predictions are vectorised over the passes.
         sizes = [len(shard) for shard in shards] * len(plan)
         passes = self._ask(line, FORWARD_BACKWARD.name, role, [pair for by_dp in rows for pair in by_dp], sizes)
         updates = line.call.method == UPDATE.name
+        # A step's seconds do not depend on its rows, so any rows will do for the question.
         steps = self._ask(line, STEP.name, role, [rows[0][0]] * len(plan), [len(mesh.ranks)] * len(plan)) if updates else ()
         results = []
         for number, mini in enumerate(plan):
             began = line.now_s
             costs = passes[number * len(shards) : (number + 1) * len(shards)]
             line.lay(shards, costs, [numbers(p, r, mini_batch=number) for p, r in rows[number]])
+            # An optimizer step is one stage of all ranks (a reduction over dp); times a bool it is laid or left out.
             line.lay([mesh.ranks] * updates, steps[number : number + updates], [{}] * updates)
             results.append(SimulatedRow(
                 epoch=mini.epoch, mini_batch=mini.index, num_tokens=mini.num_tokens, num_samples=mini.num_rows,
@@ -435,13 +444,16 @@ class SimulatedRuntime:
         """Return the pool's devices with predicted bytes, where a memory model was given."""
         with self._lock:
             states = [state for state in self._roles.values() if state.pool.name == pool.name]
-        held = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
-        elsewhere = bases_elsewhere(held)
+        estimates = {state: self._memory(state.spec, pool.size) for state in states} if self._memory else {}
+        # A frozen base that several roles begin with is on the device once: it counts for one of them.
+        elsewhere = bases_elsewhere(estimates)
         roles = {
-            name: one.resident + (one.asleep if state.awake else 0) - (one.base if name in elsewhere else 0)
-            for state, one in held.items() for name in [state.spec.name]
+            name: estimate.resident + (estimate.asleep if state.awake else 0) - (estimate.base if name in elsewhere else 0)
+            for state, estimate in estimates.items() for name in [state.spec.name]
         }  # fmt: skip
-        asleep = {state.spec.name: 0 if state.awake else one.asleep for state, one in held.items() if one.asleep}
+        asleep = {
+            state.spec.name: 0 if state.awake else estimate.asleep for state, estimate in estimates.items() if estimate.asleep
+        }
         used = sum(roles.values()) if self._memory else None
         return tuple(
             DeviceStatus(device, rank, pool.name, None, used, roles, asleep=asleep) for rank, device in enumerate(pool.devices)
@@ -467,7 +479,7 @@ class SimulatedRuntime:
             self._last.clear()
 
 
-# What a simulated role keeps in a checkpoint: its number of updates.
+# -- checkpoints of a simulated role: its number of updates
 
 CHECKPOINT = "simulated.json"
 """All that a simulated checkpoint holds: how many updates the state had seen."""
@@ -508,7 +520,7 @@ def read_checkpoint(folder: str, role: str) -> int:
         ) from error
 
 
-# What a simulated weight transition reports: the plan's bytes, and the seconds that were predicted for it.
+# -- reports of a simulated weight transition: the plan's bytes and its predicted seconds
 
 
 def transport_reports(
@@ -520,7 +532,7 @@ def transport_reports(
 
     Args:
         role: the actor, or its shadow.
-        seconds: of the transition, or of this role's side of it.
+        seconds: seconds of the transition, or of this role's side of it.
         apart: the trained role and its shadow, where the rollout is apart.
     """
     first = 0

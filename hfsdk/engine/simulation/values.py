@@ -1,4 +1,4 @@
-"""What a simulated call writes: columns with lengths and bytes, without values; and what stands for a number nobody has."""
+"""Columns of a simulated call, with lengths and bytes and without values; and stand-ins for numbers that nobody has."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class SimulatedPart:
 
 
 class SimulatedRow(dict[str, Any]):
-    """What a simulated call reports. Looking for a number that needs values raises ``SimulatedValueError``."""
+    """The report of a simulated call. Looking for a number that needs values raises ``SimulatedValueError``."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise SimulatedValueError(
-            f"{name!r} was asked of a simulated run, which has shapes and times only: {', '.join(self) or 'nothing'}. "
+            f"a simulated run has no {name!r}, only shapes and times: {', '.join(self) or 'nothing'}. "
             "Run the same cells on a real session to see it."
         )
 
 
 class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for a number that no simulated run has: printing it is fine, using it raises ``SimulatedValueError``."""
+    """A stand-in for a number that no simulated run has: printing it is fine, using it raises ``SimulatedValueError``."""
 
     __hash__ = object.__hash__
 
@@ -55,7 +55,7 @@ class SimulatedValue(np.lib.mixins.NDArrayOperatorsMixin):
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SimulatedValueError(
-            f"the value of {self.name} was asked, but the run is simulated and has shapes and times only. "
+            f"{self.name} has no value: the run is simulated and has shapes and times only. "
             "Run the same cells on a real session to see it."
         )
 
@@ -96,10 +96,10 @@ def response_lengths(lengths: Mapping[str, Array]) -> Array | None:
     """Return the response lengths: of ``response`` itself, else of the first per-token column."""
     if "response" in lengths:
         return lengths["response"]
-    return next((found for name, found in lengths.items() if is_per_token(name)), None)
+    return next((counts for name, counts in lengths.items() if is_per_token(name)), None)
 
 
-def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], line: Timeline) -> Stored | None:
+def store(call: Call, gathered: Sequence[tuple[int | None, Order, Array | None]], line: Timeline) -> Stored | None:
     """Describe what a call writes: one part per rank that is gathered."""
     if not call.writes:
         return None
@@ -107,7 +107,7 @@ def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], li
     dtypes = {column: np.dtype(dtype_of(column)) for column in call.writes}
     whole: dict[str, Array] = {}
     parts = []
-    for rank, order, responses in kept:
+    for rank, order, responses in gathered:
         lengths: dict[str, Array | None] = {}
         num_bytes = 0
         for column in call.writes:
@@ -120,9 +120,9 @@ def store(call: Call, kept: Sequence[tuple[int | None, Order, Array | None]], li
         parts.append(Part(order.rows, SimulatedPart(name, line, lengths), num_bytes, rank))
     columns = {}
     for column, dtype in dtypes.items():
-        found = whole.get(column)
-        count = call.num_rows if found is None else int(found.sum())
-        columns[column] = ColumnInfo("scalar" if found is None else "ragged", str(dtype), count * dtype.itemsize, found)
+        counts = whole.get(column)
+        count = call.num_rows if counts is None else int(counts.sum())
+        columns[column] = ColumnInfo("scalar" if counts is None else "ragged", str(dtype), count * dtype.itemsize, counts)
     return Stored(name, call.num_rows, tuple(parts), columns)
 
 
@@ -137,22 +137,12 @@ def real_column(handle: SimulatedPart, name: str) -> Column:
     if name not in handle.lengths:
         raise ColumnError(f"{handle.writer} wrote no column {name!r}; it wrote {', '.join(handle.lengths)}")
     raise SimulatedValueError(
-        f"the values of column {name!r} were asked, but {handle.writer} was simulated and wrote shapes only. "
+        f"column {name!r} has no values: {handle.writer} was simulated and wrote shapes only. "
         "Its lengths and bytes are readable: batch.column_states(). To see values, run the same cells on a real session."
     )
 
 
-# What a simulated call leaves behind: a :class:`Timeline`, and its spans, made when somebody looks.
-#
-# A call is *stages* one after the other; in a stage every group of ranks runs its phases, and the next stage starts when the
-# slowest group is through (as the gradient reduction makes it)::
-#
-#     rank 0, 1   | forward ..... | backward .......... |  (waits)   | optimizer |
-#     rank 2, 3   | forward ...... | backward .................. |   | optimizer |
-#                   stage 0                                            stage 1
-#
-# On 128 devices a step has thousands of spans, which most steps never need. So a call keeps its stages, and spans are made at the
-# first look; they are then kept.
+# -- timelines of calls, and their spans, made at the first look
 
 Phases = Mapping[str, float]
 """Span name -> seconds, in order."""
@@ -170,7 +160,7 @@ class PredictedBytes:
     parts: Mapping[str, int]
     """Attribute of a call's span on the device -> bytes, e.g. ``weights_bytes``."""
     gauge: str
-    """What a real worker reads its memory as: ``rss_bytes`` on CPU, ``allocated_bytes`` on accelerators."""
+    """The gauge that a real worker reads its memory as: ``rss_bytes`` on CPU, ``allocated_bytes`` on accelerators."""
     resident: int
     """Bytes of all that stays, the process included."""
     working: int
@@ -192,26 +182,37 @@ class StagePart:
 
 @dataclass(eq=False)
 class Timeline:
-    """One call on the virtual clock."""
+    """One call on the virtual clock.
+
+    A call is *stages* one after the other; in a stage every group of ranks runs its phases, and the next stage starts when the
+    slowest group is through (as the gradient reduction makes it)::
+
+        rank 0, 1   | forward ..... | backward .......... |  (waits)   | optimizer |
+        rank 2, 3   | forward ...... | backward .................. |   | optimizer |
+                      stage 0                                            stage 1
+
+    On 128 devices a step has thousands of spans, which most steps never need. So a call keeps its stages, and spans are made at the
+    first look; they are then kept.
+    """
 
     call: Call
     devices: tuple[int, ...]
-    """By rank; none for a CPU task."""
+    """Devices by rank; none for a CPU task."""
     pool: str
     started_s: float
-    """When the call starts: its devices are free and its inputs there."""
+    """Start of the call: its devices are free and its inputs there."""
     dispatch_s: float = 0.0
     """Seconds from there until its ranks work."""
     queued_s: float = 0.0
     """Seconds that its inputs had been there before it started."""
     stages: list[list[StagePart]] = field(default_factory=list)
     now_s: float = field(init=False)
-    """Where the next stage starts; at last the call's end."""
+    """Start of the next stage; at last the call's end."""
     stage_starts: list[float] = field(default_factory=list)
-    held: Mapping[int, PredictedBytes] = field(default_factory=dict)
-    """By device."""
+    device_bytes: Mapping[int, PredictedBytes] = field(default_factory=dict)
+    """Bytes by device."""
     shared: Mapping[tuple[int, int], Sequence[tuple[str, float, float]]] | None = None
-    """Where ranks share cores: (stage, rank) -> its phases as (name, start, seconds)."""
+    """The phases of each (stage, rank) as (name, start, seconds), where ranks share cores."""
 
     def __post_init__(self) -> None:
         self.now_s = self.started_s + self.dispatch_s
@@ -302,7 +303,7 @@ class SimulatedSpans(Sequence[Span]):
 
 
 class _Copies:
-    """Makes the same span for many ranks."""
+    """A maker of the same span for many ranks."""
 
     def __init__(self, line: Timeline, name: str, parent: str, attrs: Mapping[str, Any]) -> None:
         self._line, self._name, self._parent, self._attrs = line, name, parent, attrs
@@ -311,14 +312,14 @@ class _Copies:
     def __call__(self, rank: int, start_s: float, seconds: float) -> Span:
         line, call = self._line, self._line.call
         device = line.devices[rank]
-        held = line.held.get(device)
-        if held not in self._attrs_of:
-            parts = {} if held is None else {**({} if self._parent else held.parts), **held.of_phase(self._name)}
-            self._attrs_of[held] = {**self._attrs, **parts}
+        predicted = line.device_bytes.get(device)
+        if predicted not in self._attrs_of:
+            parts = {} if predicted is None else {**({} if self._parent else predicted.parts), **predicted.of_phase(self._name)}
+            self._attrs_of[predicted] = {**self._attrs, **parts}
         return Span(
             name=self._name, role=call.role, call_id=call.id, method=call.method, step=call.step, pool=line.pool,
             start_ns=_ns(start_s), duration_s=seconds, device=device, rank=rank, parent=self._parent, phase=call.phase,
-            predicted=True, attrs=self._attrs_of[held],
+            predicted=True, attrs=self._attrs_of[predicted],
         )  # fmt: skip
 
 
@@ -326,11 +327,11 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-# What the simulated runtime asks, and of whom: ``Costs`` for seconds, ``Estimate`` for bytes.
+# -- predictors that the simulated runtime asks: ``Costs`` for seconds, ``Estimate`` for bytes
 
 
 class Costs(Protocol):
-    """Who predicts seconds. Every answer must be a pure function of its arguments."""
+    """A predictor of seconds. Every answer must be a pure function of its arguments."""
 
     @property
     def dispatch_s(self) -> float:
@@ -357,15 +358,15 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CostQuestion:
-    """What was asked of a performance model for a call: the seconds of a method for groups of ranks that share rows."""
+    """A question to a performance model for a call: the seconds of a method for groups of ranks that share rows."""
 
     method: str
     role: RoleSpec
     devices: tuple[int, ...]
     rows: tuple[RowLengths, ...]
-    """By group: prompt lengths and response lengths."""
+    """Prompt lengths and response lengths of each group."""
     weights: tuple[int, ...]
-    """By group: its number of ranks."""
+    """Number of ranks of each group."""
     stale: bool = False
     first: bool = False
     """Whether the rollout has had no weights before."""
@@ -381,7 +382,7 @@ class Estimate(Protocol):
 
     @property
     def gradients(self) -> int:
-        """Their gradients."""
+        """The weights' gradients."""
         ...
 
     @property
@@ -396,22 +397,22 @@ class Estimate(Protocol):
 
     @property
     def kv_cache(self) -> int:
-        """Its key/value cache."""
+        """The rollout's key/value cache."""
         ...
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """Which of these are in host memory while they are not used."""
+        """The parts that are in host memory while they are not used."""
         ...
 
     @property
     def base(self) -> int:
-        """Of ``weights``, those that are not trained here, which roles on a device may have together."""
+        """The part of ``weights`` that is not trained here, which roles on a device may have together."""
         ...
 
     @property
     def asleep(self) -> int:
-        """Of the rollout's weights and cache, what is there only while it generates."""
+        """The part of the rollout's weights and cache that is there only while it generates."""
         ...
 
     @property

@@ -1,9 +1,9 @@
 """A role's state in files, in the format of ``megatron.core.dist_checkpointing``: saved in any layout, loaded into any other.
 
-What is stored are the pieces (:mod:`hfsdk.engine.weights.role_state`) of every rank's share (:mod:`hfsdk.engine.weights.shares`),
-so that all ranks write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``,
-``exp_avg.<...>`` and so on, and a :class:`~hfsdk.engine.weights.role_state.Summary` in ``common.pt``. Saving has three parts, of
-which only the first needs the other ranks::
+It stores the pieces (:mod:`hfsdk.engine.weights.role_state`) of every rank's share (:mod:`hfsdk.engine.weights.shares`), so that
+all ranks write and read, each its part and no number twice, under the names ``weights.<Hugging Face name>``, ``exp_avg.<...>`` and
+so on, and a :class:`~hfsdk.engine.weights.role_state.Summary` in ``common.pt``. Saving has three parts, of which only the first
+needs the other ranks::
 
     begin_save   every rank, in the call       who writes what is agreed; returns a Saving that holds CPU tensors
     Saving       every rank, on its thread     __<rank>_0.distcp, then written-<rank>.pkl (which byte range holds what; checksum)
@@ -67,15 +67,15 @@ SUMMARY = "hfsdk"
 """Key of the summary in ``common.pt``."""
 
 GROUP_BYTES = 1 << 26
-"""Asked of a store at a time: so much, and what the last piece has."""
+"""Bytes that are asked of a store at a time, and those of the last piece."""
 
 
 class StateWriter(threading.Thread):
     """A rank's share of a save, written in the background.
 
     Attributes:
-        error: what went wrong, once the thread has ended.
-        small: what Megatron has written of a save to a store, on rank 0.
+        error: the error that ended the save, or ``None``; to be read once the thread has ended.
+        small: Megatron's own files of a save to a store, on rank 0.
     """
 
     def __init__(self, role: str, folder: AnyPath, rank: int, num_ranks: int) -> None:
@@ -84,15 +84,15 @@ class StateWriter(threading.Thread):
         self.small: dict[str, bytes] = {}
         self.error: CheckpointError | None = None
         self.metadata: Any = None
-        """Which pieces there are, over all ranks; on rank 0."""
+        """The pieces that there are over all ranks; on rank 0."""
         self.writer: _Writer | None = None
 
     def run(self) -> None:
         """Write this rank's files."""
         assert self.writer is not None
         try:
-            results, name, found = self.writer.write()
-            written = (results, name, found.num_bytes, found.crc32)
+            results, name, file_sum = self.writer.write()
+            written = (results, name, file_sum.num_bytes, file_sum.crc32)
             (self.folder / f"written-{self.rank}.pkl").write_bytes(pickle.dumps(written))
         except Exception as error:  # whatever it is, the user is told by the thread that waits
             self.error = _unwritable(self.folder, error)
@@ -127,16 +127,18 @@ def one_checksum() -> Iterator[None]:
     finally:
         with _writing:
             _writers[0] -= 1
+            # The option is the process's: another save may still be writing.
             if not _writers[0]:
                 torch.serialization.set_crc32_options(True)
 
 
 class _Writer(FileSystemWriterAsync):
-    """Keeps the plan and its tensors until :meth:`write`, which needs no other process; ``folder``: where that writes."""
+    """The plan of a save and its tensors until :meth:`write`, which needs no other process; ``folder``: where that writes."""
 
     folder: AnyPath
 
     def prepare_write_data(self, plan: Any, planner: Any) -> None:
+        # Data is taken now and written later, when the planner may be gone.
         self._items = [(item, planner.resolve_data(item)) for item in plan.items]
         self._file = f"{plan.storage_data.prefix}0.distcp"
 
@@ -176,10 +178,10 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
     """Agree with the role's ranks on who writes what, and start writing.
 
     Args:
-        role: for the thread's name.
+        role: the role's name, for the thread's name.
         share: this rank's; it must not change until all is written.
-        shard: what of the role this rank holds.
-        groups: the role's.
+        shard: this rank's part of the role.
+        groups: the role's process groups.
         folder: the role's own, new or empty; one that every rank sees.
 
     Raises:
@@ -191,6 +193,7 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, HfsdkError) as error:
         problem = str(error)
+    # A rank that raised alone would leave the others inside Megatron's collectives.
     _agree(groups, folder, problem)
     sharded = {str(i): _sharded(piece) for i, piece in enumerate(pieces(share, shard)) if piece.first}
     content = {SUMMARY: asdict(share.summary), "pieces": sharded}
@@ -219,6 +222,7 @@ def finish_save(saving: StateWriter) -> dict[str, FileSum]:
         written = [_unpickled(content_of(part)) for part in parts]
         sums = {name: FileSum(num_bytes, crc32) for _, name, num_bytes, crc32 in written}
         with _nearby(saving.folder) as here:
+            # The index of all pieces: written once every rank's file is complete.
             _Writer(str(here)).finish(saving.metadata, [results for results, *_ in written])
             for part in parts:
                 part.unlink()
@@ -248,9 +252,9 @@ def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summa
     """Return what a folder's checkpoint holds, after its ranks have compared its files with their checksums; collective.
 
     Args:
-        folder: the role's own.
+        folder: the role's own folder.
         groups: the role's; each of its ranks reads a share of the files.
-        checked: whether somebody has compared them already.
+        checked: whether they were compared already.
 
     Raises:
         CheckpointError: on every rank, when there is none, or a file is missing or damaged.
@@ -293,8 +297,9 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the checkpoint is damaged: {file} cannot be read: {error}") from None
-    mine = {name: found for name, found in noted.items() if name.split("/")[0] == folder.name}
-    check_files(state, mine, parts=sorted(mine)[groups.rank :: groups.mesh.layout.size])
+    own_files = {name: file_sum for name, file_sum in noted.items() if name.split("/")[0] == folder.name}
+    # Every rank knows of all files, and reads a share of them: the checksums of a large model take as long as reading it.
+    check_files(state, own_files, parts=sorted(own_files)[groups.rank :: groups.mesh.layout.size])
 
 
 def read_summary(folder: AnyPath) -> Summary:
@@ -307,7 +312,7 @@ def read_summary(folder: AnyPath) -> Summary:
         common = torch.load(io.BytesIO(content_of(folder / "common.pt")), map_location="cpu", weights_only=True)
         saved = common[SUMMARY]
         step = None if saved["step"] is None else float(saved["step"])
-        sums = {str(name): (str(dtype), int(one)) for name, (dtype, one) in saved.get("fingerprints", {}).items()}
+        sums = {str(name): (str(dtype), int(number)) for name, (dtype, number) in saved.get("fingerprints", {}).items()}
         return Summary(int(saved["num_updates"]), tuple(map(str, saved["kinds"])), step, sums)
     except FileNotFoundError:
         raise CheckpointError(
@@ -352,11 +357,11 @@ ALLOWED = frozenset({
     )),
     *((f"{_TORCH}.planner", name) for name in ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")),
 })  # fmt: skip
-"""What a checkpoint's pickles name: sizes, dtypes and places in files."""
+"""The globals that a checkpoint's pickles may name: sizes, dtypes and places in files."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what torch and Megatron write of a checkpoint, and refuses every other name: nothing of a file is run."""
+    """An unpickler of what torch and Megatron write of a checkpoint, which refuses every other name: nothing of a file is run."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -369,7 +374,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 class _Reader(FileSystemReader):
-    """Reads a checkpoint's index by :class:`_Unpickler`, and files of its own folder alone; payloads are tensors alone."""
+    """A reader of a checkpoint's index by :class:`_Unpickler`, and of files of its own folder alone; payloads are tensors alone."""
 
     def __init__(self, folder: AnyPath) -> None:
         super().__init__(str(folder))
@@ -394,8 +399,8 @@ class _Reader(FileSystemReader):
         return done
 
     def _place(self, item: Any) -> tuple[str, int, int]:
-        found = self.storage_data[item.storage_index]
-        return found.relative_path, found.offset, found.length
+        storage = self.storage_data[item.storage_index]
+        return storage.relative_path, storage.offset, storage.length
 
     def _read(self, items: Sequence[Any], planner: Any) -> None:
         """Read what is wanted, a piece of several items once."""

@@ -60,7 +60,7 @@ _installed = False
 
 
 class _TorchOnCpu(types.ModuleType):
-    """Stands for the name ``torch`` inside one module; tensors asked for on cuda are made on the CPU."""
+    """A stand-in for the name ``torch`` inside one module; tensors asked for on cuda are made on the CPU."""
 
     def __init__(self) -> None:
         super().__init__("torch")

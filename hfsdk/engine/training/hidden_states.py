@@ -24,10 +24,10 @@ def watching(places: Mapping[str, torch.nn.Module], read: Callable[[Any], Array 
     """Keep what ``read`` makes of the output of each module, by place, while the context lasts."""
     seen: Seen = {}
 
-    def keep(place: str, module: torch.nn.Module, given: Any, out: Any) -> None:
-        found = read(out)
-        if found is not None:
-            seen[place] = found
+    def keep(place: str, module: torch.nn.Module, inputs: Any, out: Any) -> None:
+        value = read(out)
+        if value is not None:
+            seen[place] = value
 
     hooks = [module.register_forward_hook(partial(keep, place)) for place, module in places.items()]
     try:
@@ -60,17 +60,17 @@ def of_transformers(
 
     Args:
         full: the weights, under Hugging Face names.
-        folder: has its config.json.
+        folder: the folder with its config.json.
         rows: the sequence, one row.
-        position: of the hidden states that are kept.
-        temperature: divides the logits.
+        position: the position whose hidden states are kept.
+        temperature: the number that divides the logits.
     """
     from transformers import AutoModelForCausalLM
 
     prompt, response = rows.ragged("prompt")[0], rows.ragged("response")[0]
     tokens = torch.from_numpy(np.concatenate([prompt, response])).long()
     state = {name: tensor.detach().cpu() for name, tensor in full.items()}
-    config, found = load_config(folder), list[HiddenStates]()
+    config, states = load_config(folder), list[HiddenStates]()
     config.tie_word_embeddings = "lm_head.weight" not in state
     for engine, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -84,14 +84,14 @@ def of_transformers(
                 logits = model.eval()(input_ids=tokens[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
         log_probs = torch.log_softmax(logits.float() / (temperature or 1.0), -1)
         chosen = log_probs.gather(1, tokens[len(prompt) :, None])[:, 0]
-        found.append(HiddenStates(engine, seen, chosen.numpy()))
-    return found
+        states.append(HiddenStates(engine, seen, chosen.numpy()))
+    return states
 
 
 def _at(position: int, out: Any) -> Array:
     hidden = out[0] if isinstance(out, tuple) else out
-    found: Array = hidden.reshape(-1, hidden.shape[-1])[position].float().numpy()
-    return found
+    at_position: Array = hidden.reshape(-1, hidden.shape[-1])[position].float().numpy()
+    return at_position
 
 
 def one_row(prompt: Array, response: Array) -> Table:

@@ -1,4 +1,4 @@
-"""What goes into the model and what a loss function sees, and how its result becomes one number and a row of metrics.
+"""The input of a model, the batch that a loss function sees, and the way from its result to one number and a row of metrics.
 
 Everything per token is *flat* over the response tokens of the micro-batch: row after row, no padding, no prompt::
 
@@ -59,9 +59,9 @@ class ModelInput:
     tokens_T: torch.Tensor  # noqa: N815
     """Prompt and response of each row, then of the next."""
     positions_T: torch.Tensor  # noqa: N815
-    """Each token's position in its row."""
+    """Position of each token in its row."""
     offsets: torch.Tensor
-    """Where the rows begin, and where the last ends; [rows + 1], on the CPU."""
+    """Beginnings of the rows, and the end of the last; [rows + 1], on the CPU."""
     selected_N: torch.Tensor  # noqa: N815
     targets_N: torch.Tensor  # noqa: N815
     """Response tokens, flat: what the selected places predict."""
@@ -75,7 +75,7 @@ class ModelInput:
 
     @property
     def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the model's forward takes."""
+        """The arguments of the model's forward."""
         return self.tokens_T, self.positions_T, self.offsets, self.selected_N
 
     @classmethod
@@ -103,7 +103,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What the model says about the response tokens of one micro-batch; flat, float32, with gradient."""
+    """The model's output for the response tokens of one micro-batch; flat, float32, with gradient."""
 
     log_probs: torch.Tensor | None = None
     """Log-probability of each response token at the row's temperature; ``None`` with a scalar head."""
@@ -274,7 +274,7 @@ divided by the number of samples, whatever the aggregation; empty responses coun
 
 @dataclass
 class Tally:
-    """What one rank saw of a mini-batch: its loss, metrics and rows that were not finite; merged over ranks."""
+    """The loss, metrics and rows that were not finite of one rank's mini-batch; merged over ranks."""
 
     loss: float = 0.0
     bad_rows: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Adapters of low rank on Megatron's parallel linears, for any layout; megatron-core has none of its own.
 
-One A and one B beside each linear, where tp cuts the weight's rows (qkv, fc1) or its columns (proj, fc2)::
+One A and one B on each linear, where tp cuts the weight's rows (qkv, fc1) or its columns (proj, fc2)::
 
     cut by rows      h = A x               A whole on every rank, on the input that tp ranks have alike; the gradient of h is
                      y = W x + s B h       summed over tp (one all-reduce of [tokens, rank] backward). B is cut as W's rows
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.megatron_groups import RoleGroups
 
 ADAPTER = ".adapter."
-"""What the local name of an adapter's tensor has in it."""
+"""The part of a tensor's local name that says it is an adapter's."""
 
 
 class Adapter(torch.nn.Module):
-    """The adapter of one parallel linear; see the module's text.
+    """The adapter of one parallel linear: A and B, whole or cut as the module's table says.
 
     Args:
-        linear: Megatron's.
-        boxes: of A and B, of this linear on this rank.
+        linear: Megatron's parallel linear.
+        boxes: boxes of A and B of this linear on this rank.
         weights: boxes of the linear's weight on this rank.
         spec: the adapters of the model.
         tp: the tensor-parallel group.
@@ -81,9 +81,9 @@ class Adapter(torch.nn.Module):
             return self.B
         return (self.B[self._order][:, None, :] * self._there).flatten(1)
 
-    def add(self, _: Any, given: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    def add(self, _: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         """A forward hook of the linear: add s B A x to W x; [tokens, 1, width] both."""
-        x, (y, bias) = given[0], output
+        x, (y, bias) = inputs[0], output
         h = torch.nn.functional.linear(x, self.A)
         if self.by_rows and self.sequence_parallel:
             h = gather_from_sequence_parallel_region(h, tensor_parallel_output_grad=True, group=self._tp)

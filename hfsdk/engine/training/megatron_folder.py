@@ -33,10 +33,10 @@ PARTIAL = ".hfsdk-export.partial"
 """Name of the folder in which a model's files are written until all are complete."""
 
 SPARE_BYTES = 1 << 20
-"""What a model takes beside its numbers: config.json, the tokenizer."""
+"""Bytes of a model besides its numbers: config.json, the tokenizer."""
 
 CODE = "auto_map"
-"""Key under which files name code that loads them; it is not read here, and would be fetched by whoever trusts it."""
+"""Key under which files name code that loads them; it is not read here, and a reader that trusts it would fetch it."""
 
 
 def _boxes(spec: ModelSpec, groups: RoleGroups, scalar: bool, at: Coordinates) -> list[Box]:
@@ -60,12 +60,12 @@ class _FolderWeights(WeightFiles):
         try:
             if file not in self._read:
                 self._read[file] = self._stack.enter_context(safe_open(self.path(file), framework="pt"))
-            found: torch.Tensor = self._read[file].get_slice(name)[part]
+            values: torch.Tensor = self._read[file].get_slice(name)[part]
         except (SafetensorError, OSError) as error:
             raise ModelNotFoundError(
                 f"{where(self.folder, file)} cannot be read: {shown_reason(error)}. Take another copy."
             ) from None
-        return found
+        return values
 
 
 @torch.no_grad()
@@ -89,10 +89,10 @@ def load_folder(model: SelectiveGPTModel, spec: ModelSpec, groups: RoleGroups, f
         for box in boxes:
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(box.tensor, _part(box.start, box.size)))
-        found = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
-        if found and SCALAR_HEAD in local:
-            local[SCALAR_HEAD].copy_(files.read(found, _part((0, 0), (1, spec.hidden_size))))
-    return found is not None
+        head_name = next((name for name in SCALAR_HEAD_NAMES if name in files.files), None) if scalar else None
+        if head_name and SCALAR_HEAD in local:
+            local[SCALAR_HEAD].copy_(files.read(head_name, _part((0, 0), (1, spec.hidden_size))))
+    return head_name is not None
 
 
 def gather_tensors(
@@ -102,15 +102,16 @@ def gather_tensors(
 
     Collective over the role. Returns CPU tensors on rank 0 and ``None`` elsewhere.
     """
-    mine = {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in local.items()}
-    held = groups.gather(mine, dict[str, tuple[tuple[int, ...], str]])
+    own_tensors = {name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in local.items()}
+    tensors_by_rank = groups.gather(own_tensors, dict[str, tuple[tuple[int, ...], str]])
+    # Data-parallel ranks have the same tensors: those of the first one are enough.
     if groups.dp_rank != groups.mesh.coordinates(0).dp:
         return None
     shapes = spec.tensors()
     full: dict[str, torch.Tensor] = {}
     for rank in (world_rank - groups.first for world_rank in dist.get_process_group_ranks(groups.mp)):
         by_local = _by_local(_boxes(spec, groups, scalar, groups.mesh.coordinates(rank)))
-        for name, (shape, dtype_name) in held[rank].items():
+        for name, (shape, dtype_name) in tensors_by_rank[rank].items():
             dtype = getattr(torch, dtype_name)
             shard = _from_rank(rank, local.get(name), shape, dtype, groups)
             if shard is None:
@@ -127,26 +128,26 @@ def gather_tensors(
 
 
 def _by_local(boxes: list[Box]) -> dict[str, list[Box]]:
-    found: dict[str, list[Box]] = {}
+    by_local: dict[str, list[Box]] = {}
     for box in boxes:
-        found.setdefault(box.local, []).append(box)
-    return found
+        by_local.setdefault(box.local, []).append(box)
+    return by_local
 
 
 def _from_rank(
-    rank: int, mine: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, groups: RoleGroups
+    rank: int, own: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, groups: RoleGroups
 ) -> torch.Tensor | None:
     """Bring ``rank``'s tensor to rank 0 of its replica; returns it there and ``None`` elsewhere."""
     if groups.rank == 0:
         if rank == 0:
-            assert mine is not None
-            return mine.detach()
+            assert own is not None
+            return own.detach()
         received = torch.empty(shape, dtype=dtype, device=groups.device)
         dist.recv(received, src=groups.first + rank, group=groups.mp)
         return received
     if groups.rank == rank:
-        assert mine is not None
-        dist.send(mine.detach().contiguous(), dst=groups.first, group=groups.mp)
+        assert own is not None
+        dist.send(own.detach().contiguous(), dst=groups.first, group=groups.mp)
     return None
 
 
@@ -178,7 +179,7 @@ def save_folder(
         model: the model.
         spec: its architecture.
         groups: its process groups.
-        folder: where to write; made if missing, files in it are replaced.
+        folder: the folder to write to; made if missing, files in it are replaced.
         role: says which folder the model came from, and its adapters: config.json, generation_config.json and the tokenizer's files
             are copied, byte for byte where training changes nothing that they say, but for what a link leads to.
         merge: whether adapters are added to their weights; else they alone are written, as peft does.
@@ -230,10 +231,10 @@ def load_adapters(model: SelectiveGPTModel, groups: RoleGroups, folder: str | Pa
             target = local[box.local][_part(box.local_start, box.size)]
             target.copy_(files.read(PEFT + box.tensor, _part(box.start, box.size)))
         head = PEFT + SCALAR_HEAD_NAMES[0]
-        found = scalar and head in files.files
-        if found and SCALAR_HEAD in local:
+        has_head = scalar and head in files.files
+        if has_head and SCALAR_HEAD in local:
             local[SCALAR_HEAD].copy_(files.read(head, _part((0, 0), (1, spec.hidden_size))))
-        return found
+        return has_head
 
 
 def _write_adapters(own: dict[str, torch.Tensor], spec: AdapterSpec, folder: Path, role: RoleSpec) -> list[str]:
@@ -267,7 +268,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
 def write_folder(
     folder: Path, weights: tuple[str, dict[str, torch.Tensor]], configs: Mapping[str, bytes], source: Path
 ) -> list[str]:
-    """Write weights, JSON files and the tokenizer of ``source`` into a folder beside their places, and then put them there.
+    """Write weights, JSON files and the tokenizer of ``source`` into a folder next to their places, and then put them there.
 
     A folder that is new appears with all its files at once; of one that is there each is replaced, JSON files last. Returns why
     files of the tokenizer are left out, a sentence each.

@@ -77,7 +77,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def forget_groups() -> None:
-    """Let go of all groups; for whoever ends the world, which ends them."""
+    """Let go of all groups; for the caller that ends the world, and them with it."""
     _ProcessGroups.world = None
     _ProcessGroups.groups.clear()
 
@@ -105,8 +105,8 @@ class RoleGroups:
         """Make the groups.
 
         Args:
-            mesh: who stands where.
-            first: for a role on a part of the world, the part's first rank; only the part's ranks make the groups then.
+            mesh: the ranks' coordinates.
+            first: for a role on a part of the world: the part's first rank; only the part's ranks make the groups then.
 
         Raises:
             LayoutError: the mesh has not as many ranks as the pool's world.
@@ -132,15 +132,15 @@ class RoleGroups:
 
     def _along(self, groups: list[list[int]]) -> dist.ProcessGroup:
         """Return the group of that list of the role's ranks which has this one; ranks of other lists make theirs meanwhile."""
-        (mine,) = (ranks for ranks in groups if self.rank in ranks)
-        return group_of([self.first + rank for rank in mine])
+        (own_ranks,) = (ranks for ranks in groups if self.rank in ranks)
+        return group_of([self.first + rank for rank in own_ranks])
 
     def _ends(self) -> dist.ProcessGroup | None:
         stages = self.mesh.groups("pp")
         pairs = [sorted({group[0], group[-1]}, key=group.index) for group in stages]
         between = [[rank] for group in stages for rank in group[1:-1]]
-        mine = self._along([*pairs, *between])
-        return mine if self.is_first_stage or self.is_last_stage else None
+        own_ends = self._along([*pairs, *between])
+        return own_ends if self.is_first_stage or self.is_last_stage else None
 
     @property
     def is_first_stage(self) -> bool:
@@ -240,6 +240,6 @@ def poison_parallel_state() -> None:
 
 def _trap(name: str) -> Any:
     def trap(*_args: Any, **_kwargs: Any) -> Any:
-        raise GlobalGroupsError(f"parallel_state.{name} was asked; a group of the role must be given instead")
+        raise GlobalGroupsError(f"parallel_state.{name} was called; pass a group of the role instead")
 
     return trap

@@ -79,9 +79,9 @@ class GroupedSelfAttention(SelfAttention):
     tp ranks then share a kv head: each takes its queries and the shared key and value out of the gathered fused rows.
 
     Args:
-        config: of the layer.
+        config: the layer's config.
         output_bias: whether attention's output has a bias; Megatron has one option for that and for the MLP.
-        options: of the original.
+        options: options of the original.
     """
 
     def __init__(self, config: TransformerConfig, *, output_bias: bool, **options: Any) -> None:
@@ -100,19 +100,19 @@ class GroupedSelfAttention(SelfAttention):
         fused, _ = self.linear_qkv(hidden_states)
         heads = all_gather_last_dim_from_tensor_parallel_region(fused, tp).unflatten(-1, (kv_heads, -1, dim))
         kv_head, part = divmod(tp.rank(), tp.size() // kv_heads)
-        mine = heads[:, :, kv_head]  # its query heads, its key head, its value head
+        own_heads = heads[:, :, kv_head]  # its query heads, its key head, its value head
         queries = self.config.num_attention_heads // tp.size()
-        query, key = mine[:, :, part * queries : (part + 1) * queries], mine[:, :, -2:-1]
+        query, key = own_heads[:, :, part * queries : (part + 1) * queries], own_heads[:, :, -2:-1]
         if self.q_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
-        return query, key, mine[:, :, -1:]
+        return query, key, own_heads[:, :, -1:]
 
 
 class SelectiveGPTModel(GPTModel):
     """``GPTModel`` whose output layer runs on selected positions only.
 
     Attributes:
-        adapters: those that are trained in place of the weights; ``None`` where there are none.
+        adapters: the ones that are trained in place of the weights; ``None`` where there are none.
     """
 
     adapters: AdapterSpec | None = None
@@ -128,7 +128,7 @@ class SelectiveGPTModel(GPTModel):
         Args:
             tokens_T: rows packed one behind the other.
             positions_T: each token's position in its row.
-            offsets: where the rows begin, and where the last ends; [rows + 1], on the CPU.
+            offsets: the positions where the rows begin, and where the last ends; [rows + 1], on the CPU.
             selected_N: places in ``tokens_T``.
         """
         embedded = self.embedding(input_ids=tokens_T[None], position_ids=None) if self.pre_process else None
@@ -189,7 +189,7 @@ def build_model(
         groups: the role's process groups; megatron's global ones are never asked.
         head: ``"lm"`` or ``"scalar"`` (a float32 [1, hidden] layer in place of the logits, zero at first).
         dtype: ``"fp32"`` or ``"bf16"``.
-        max_positions: longest row.
+        max_positions: tokens of the longest row.
         recompute: activations to compute again in the backward pass, as :class:`~hfsdk.core.roles.RoleSpec` has it.
         sequence_parallel: whether norms and residuals are cut over tp, which must be above 1.
         lora: adapters to train in place of the weights.
@@ -226,6 +226,8 @@ def build_model(
         megatron_sequence.prepare(model)
     for name, parameter in model.named_parameters():
         partition = next((p for p in _PARTITIONS if name.endswith(p[0])), None)
+        # Megatron's gradient norm counts a parameter on each tp rank where it is cut, and once where it is whole: it asks these
+        # attributes.
         if partition and not (scalar and name == SCALAR_HEAD):
             set_tensor_model_parallel_attributes(parameter, True, partition[1], partition[2])
     if lora is not None:
@@ -263,6 +265,7 @@ def init_scalar_head(model: SelectiveGPTModel, seed: int) -> None:
     if not model.post_process:
         return
     weight = model.output_layer.weight
+    # Drawn on the CPU: generators of devices draw other numbers from the same seed.
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(weight.shape, generator=generator) * (weight.shape[1] + 1) ** -0.5
     weight.data.copy_(drawn)
@@ -309,10 +312,7 @@ def memory_bytes(
     }
 
 
-# Stretched rotary positions in Megatron's GPT model, as transformers computes them.
-#
-# Megatron's own options take a part of the numbers: for llama3 the factor alone, for yarn no attention factor. So the waves are put
-# into its rotary embedding once it is made, and the attention factor goes where its attention looks for one.
+# -- stretched rotary positions, as transformers computes them
 
 
 def attention_options(spec: ModelSpec) -> dict[str, float]:
@@ -327,7 +327,11 @@ def attention_options(spec: ModelSpec) -> dict[str, float]:
 
 
 def stretch(rotary: RotaryEmbedding, spec: ModelSpec) -> None:
-    """Give a rotary embedding the waves of the model; one of rope type ``default`` keeps its own."""
+    """Give a rotary embedding the waves of the model; one of rope type ``default`` keeps its own.
+
+    Megatron's own options take a part of the numbers: for llama3 the factor alone, for yarn no attention factor. So the waves are
+    put into its rotary embedding once it is made, and the attention factor goes where its attention looks for one.
+    """
     scaling = spec.rope_scaling
     if isinstance(scaling, RopeScaling):
         rotary.inv_freq = rotary._apply_scaling(
@@ -343,25 +347,25 @@ def yarn_rates(scaling: YarnScaling, theta: float, dim: int, device: Any) -> tor
     low, high = _yarn_find_correction_range(
         scaling.beta_fast, scaling.beta_slow, dim, theta, scaling.original_max_positions, scaling.truncate
     )
-    kept = 1 - _yarn_linear_ramp_mask(low, high, dim // 2, device)
-    rates: torch.Tensor = 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+    unstretched = 1 - _yarn_linear_ramp_mask(low, high, dim // 2, device)
+    rates: torch.Tensor = 1.0 / (scaling.factor * periods) * (1 - unstretched) + 1.0 / periods * unstretched
     return rates
 
 
-# The norm and the activation of Megatron's layers, keeping for the backward pass what they cannot do without.
-#
-# Composed of single operations they keep every step between. Of a layer, in numbers per token (h wide, MLP f wide)::
-#
-#                  composed                                        here
-#     norm         x in float32, x / rms (where trained), normed   x
-#     gated MLP    gate, up, a copy of up, silu(gate), product     gate, up
-#
-# What is not kept is made again from what is: a pass over memory each, and no matrix product. The normed x and the product are what
-# the next linear would keep as its input (:func:`make_inputs_again`).
+# -- norm and activation, which keep little for the backward pass
 
 
 class Norm(torch.nn.RMSNorm):
     """The norm that Megatron's local layers have, which refuse sequence parallelism (``torch_norm.py``).
+
+    Composed of single operations they keep every step between. Of a layer, in numbers per token (h wide, MLP f wide)::
+
+                     composed                                        here
+        norm         x in float32, x / rms (where trained), normed   x
+        gated MLP    gate, up, a copy of up, silu(gate), product     gate, up
+
+    The rest is made again from these: a pass over memory each, and no matrix product. The next linear would keep the normed x and
+    the product as its input (:func:`make_inputs_again`).
 
     Given by name everywhere, or else the last norm would be Transformer Engine's wherever that is installed. On GPUs torch has a
     kernel for it.
@@ -379,7 +383,7 @@ class Norm(torch.nn.RMSNorm):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """With h = x r, r = 1 / sqrt(mean(x^2) + eps): dx = r (g w - h mean(g w h)), dw = sum(g h)."""
+    """Scale x to h = x r, r = 1 / sqrt(mean(x^2) + eps): dx = r (g w - h mean(g w h)), dw = sum(g h)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -426,17 +430,18 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (halves,) = ctx.saved_tensors
         gate, up = halves.chunk(2, -1)
-        found = torch.empty_like(halves)
-        of_gate, of_up = found.chunk(2, -1)
+        gradient = torch.empty_like(halves)
+        of_gate, of_up = gradient.chunk(2, -1)
         torch.mul(grad, silu(gate), out=of_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
-        return found
+        return gradient
 
 
 def make_inputs_again(linears: Iterable[torch.nn.Module]) -> None:
     """Have linears keep no output of :class:`Norm` or :func:`swiglu` for their backward pass: it is made again, bit for bit.
 
-    Whatever else is multiplied with the input in a linear's forward hooks that are there by now, as adapters are, is kept so too.
+    Everything else that is multiplied with the input in a linear's forward hooks that are there by now, as adapters are, is kept so
+    too.
     """
     for linear in linears:
         keeps = _Keeps()
@@ -445,57 +450,54 @@ def make_inputs_again(linears: Iterable[torch.nn.Module]) -> None:
 
 
 class _Keeps:
-    """What is kept meanwhile is kept as what makes it, where that is possible."""
+    """Hooks of a linear that save the step which makes a tensor in place of the tensor, where that is possible."""
 
     def __init__(self) -> None:
         self._open: list[Any] = []
 
     def begin(self, *_: Any) -> None:
-        """Before the linear."""
+        """Enter the saving hooks before the linear runs."""
         hooks = torch.autograd.graph.saved_tensors_hooks(_instead, _again)
         hooks.__enter__()
         self._open.append(hooks)
 
     def end(self, *_: Any) -> None:
-        """After it, whether it failed or not."""
+        """Leave the saving hooks after the linear, whether it failed or not."""
         if self._open:
             self._open.pop().__exit__(None, None, None)
 
 
 @dataclass(frozen=True)
 class _Recomputed:
-    """In place of an output: the step that made it, which has what it needs to do so again, and the shape that is wanted."""
+    """The stand-in for an output: the step that made it, which has all it needs to run again, and the shape that is wanted."""
 
     by: Any
     shape: torch.Size
 
 
-def _instead(kept: torch.Tensor) -> torch.Tensor | _Recomputed:
+def _instead(tensor: torch.Tensor) -> torch.Tensor | _Recomputed:
     """Return what is kept for a tensor."""
-    whole = kept._base if kept._is_view() and kept._base is not None else kept
+    whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     by = whole.grad_fn
-    if getattr(by, "_forward_cls", None) not in (_RMSNorm, _SwiGLU) or whole.numel() != kept.numel() or not kept.is_contiguous():
-        return kept
-    return _Recomputed(by, kept.shape)
+    if (
+        # Only a whole output of these two can be made again; a part of one, or another order, is kept as it is.
+        getattr(by, "_forward_cls", None) not in (_RMSNorm, _SwiGLU)
+        or whole.numel() != tensor.numel()
+        or not tensor.is_contiguous()
+    ):
+        return tensor
+    return _Recomputed(by, tensor.shape)
 
 
-def _again(kept: torch.Tensor | _Recomputed) -> torch.Tensor:
+def _again(saved: torch.Tensor | _Recomputed) -> torch.Tensor:
     """Return the tensor, of what was kept."""
-    if isinstance(kept, torch.Tensor):
-        return kept
-    made: torch.Tensor = kept.by._forward_cls.made_of(*kept.by.saved_tensors)
-    return made.view(kept.shape)
+    if isinstance(saved, torch.Tensor):
+        return saved
+    made: torch.Tensor = saved.by._forward_cls.made_of(*saved.by.saved_tensors)
+    return made.view(saved.shape)
 
 
-# Causal attention for rows that lie one behind the other, without padding between them.
-#
-# A micro-batch of rows of 5, 3 and 2 tokens is one sequence of 10, and every layer but this one treats its tokens alike::
-#
-#     offsets   0         5     8   10
-#     tokens    a a a a a b b b c c          a sees a only, b only b, c only c
-#
-# Padded to the longest row the same micro-batch would have 15 tokens. Megatron's own local core attention builds the whole score
-# matrix and refuses packed rows; its fast one needs Transformer Engine.
+# -- causal attention within packed rows
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
 """Queries, keys, values [tokens, heads, head_dim]; offsets of the rows, [rows + 1], on the CPU; scale; window -> as the queries.
@@ -507,7 +509,16 @@ FLASH_HEAD_DIM = 256
 
 
 class PackedAttention(torch.nn.Module):
-    """Takes the place of Megatron's core attention; on CPU and CUDA."""
+    """The core attention of packed rows, in place of Megatron's; on CPU and CUDA.
+
+    A micro-batch of rows of 5, 3 and 2 tokens is one sequence of 10, and every layer but this one treats its tokens alike::
+
+        offsets   0         5     8   10
+        tokens    a a a a a b b b c c          a sees a only, b only b, c only c
+
+    Padded to the longest row the same micro-batch would have 15 tokens. Megatron's own local core attention builds the whole score
+    matrix and refuses packed rows; its fast one needs Transformer Engine.
+    """
 
     def __init__(self, config: Any, layer_number: int, attn_mask_type: Any, attention_type: str, **_: Any) -> None:
         super().__init__()
@@ -591,7 +602,7 @@ def _mask(length: int, window: int | None, device: torch.device) -> dict[str, An
 def attend_row_by_row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, scale: float, window: int | None = None
 ) -> torch.Tensor:
-    """Attend within each row; tensors are [tokens, heads, head_dim]. What costs least where a call costs little: on a CPU.
+    """Attend within each row; tensors are [tokens, heads, head_dim]. It costs least where a call costs little: on a CPU.
 
     Rows are split, not sliced one by one, or the gradient of each would be as long as all of them; rows of one length need one
     call. Values are a part of the fused rows of q, k and v, and are copied, or all of those would be kept for the backward pass.
@@ -601,12 +612,12 @@ def attend_row_by_row(
         q, k, v = (x.unflatten(0, (-1, lengths[0])).transpose(1, 2) for x in (query, key, value.contiguous()))
         out = scaled_dot_product_attention(q, k, v, **_mask(lengths[0], window, q.device), scale=scale, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1)
-    found = []
+    outputs = []
     for q, k, v in zip(*(x.split(lengths) for x in (query, key, value.contiguous())), strict=True):
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = scaled_dot_product_attention(q, k, v, **_mask(q.shape[2], window, q.device), scale=scale, enable_gqa=True)
-        found.append(out[0].transpose(0, 1))
-    return torch.cat(found)
+        outputs.append(out[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def attend_in_one(

@@ -10,8 +10,8 @@ there are dp ranks whatever the borders of the parameters; each rank keeps maste
     AdamW           rank 0 steps its shard, rank 1 its own
     parameters      all-gather:      both have all of it again
 
-Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.training.passes` starts their sums
-during the last backward pass. What is kept of either is the same (:mod:`hfsdk.engine.training.shares`).
+Where ``choices.overlap`` is set there are several buckets, and :mod:`hfsdk.engine.training.passes` starts their sums during the
+last backward pass. The saved state is the same for both (:mod:`hfsdk.engine.training.shares`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hfsdk.engine.training.megatron_groups import RoleGroups
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 PLAIN = TrainingChoices()
-"""What processors do."""
+"""The choices on processors."""
 
 
 def wrap(model: torch.nn.Module, groups: RoleGroups, wanted: AdamW, choices: TrainingChoices = PLAIN) -> DistributedDataParallel:
@@ -110,7 +110,7 @@ def gather_gradient(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
 
 @torch.no_grad()
 def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
-    """Of a gradient that was summed over ranks keep one copy, so that the next reduction adds it once.
+    """Zero all copies but one of a gradient that was summed over ranks, so that the next reduction adds it once.
 
     Everything is summed over dp; norms of queries and keys, which see this rank's heads only, and with sequence parallelism all
     norms, over tp as well; tied embeddings over the first and last pipeline stage.
@@ -152,9 +152,9 @@ def optimized(
             mains |= dict(zip(group, shards[i], strict=True))
     for name, parameter in megatron_adapters.trained(model):
         if parameter in mains:
-            held = optimizer._get_model_param_range_map(parameter)["param"]
+            part = optimizer._get_model_param_range_map(parameter)["param"]
             main = mains[parameter]
-            yield name, parameter, main.data, optimizer.optimizer.state[main], slice(held.start, held.end)
+            yield name, parameter, main.data, optimizer.optimizer.state[main], slice(part.start, part.end)
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ from hfsdk.engine.training.vocab_parallel import KeptTokens, keep, log_probs_and
 
 
 class Passes:
-    """See the module's text; every pass is collective over the role's ranks."""
+    """The passes of one role's model over its micro-batches; every pass is collective over the role's ranks."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class Passes:
         safe: SafePoint,
         *,
         entropy: bool,
-        kept: KeptTokens,
+        allowed: KeptTokens,
     ) -> dict[str, Ragged]:
         """See :meth:`Trainer.log_probs <hfsdk.engine.training.trainer.Trainer.log_probs>`."""
 
         def read(table: Table, micro: ModelInput, out: torch.Tensor) -> list[torch.Tensor]:
-            found = self._output(table, micro, out, entropy=entropy, kept=kept)
-            return [x for x in (found.log_probs, found.entropy) if x is not None]
+            output = self._output(table, micro, out, entropy=entropy, allowed=allowed)
+            return [x for x in (output.log_probs, output.entropy) if x is not None]
 
         rows = with_temperature(rows, temperature)
         names = ["log_probs", "entropy"] if entropy else ["log_probs"]
@@ -108,7 +108,7 @@ class Passes:
         return None
 
     def _output(
-        self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False, kept: KeptTokens | None = None
+        self, table: Table, micro: ModelInput, out: torch.Tensor, *, entropy: bool = False, allowed: KeptTokens | None = None
     ) -> ModelOutput:
         """Read the model's logits or values, ``[N, columns]``."""
         if self.scores_rows:
@@ -118,12 +118,12 @@ class Passes:
         temperature_N = token_temperature(table)
         if (temperature_N != 1).any():
             out = out.float() / torch.from_numpy(temperature_N).to(out.device)[:, None]
-        if kept:
-            out = keep(out, kept, self._spec.vocab_size, self._groups.tp)
-        log_probs, found = log_probs_and_entropy(
+        if allowed:
+            out = keep(out, allowed, self._spec.vocab_size, self._groups.tp)
+        log_probs, entropies = log_probs_and_entropy(
             out, micro.targets_N, self._spec.vocab_size, self._groups.tp, entropy=entropy, overwrite=True
         )
-        return ModelOutput(log_probs=log_probs, entropy=found)
+        return ModelOutput(log_probs=log_probs, entropy=entropies)
 
     def infer(
         self,
@@ -155,6 +155,7 @@ class Passes:
         if not self._groups.is_last_stage:
             return []
         lengths = np.ones(rows.num_rows, np.int64) if per_row else rows.ragged("response").lengths
+        # Micro-batches are cut by length, so columns come in another order than the rows.
         back = np.argsort(np.asarray(order, dtype=np.int64))
         return [Ragged.from_lengths(np.concatenate(part), lengths[order]).take(back) for part in parts]
 
@@ -168,9 +169,9 @@ class Passes:
         Args:
             rows: this dp rank's rows.
             micro_batches: row ids of each micro-batch.
-            safe: where the call may stop.
+            safe: the points at which the call may stop.
             finish: takes (rows, input, output) of a micro-batch on the last pipeline stage.
-            failed: what is wrong (the input, before; ``finish`` adds to it): raised at the next agreement.
+            failed: errors so far (of the input, at first; ``finish`` adds to it); the next agreement raises the first.
             progress: micro-batches of the call done before these, and in all.
             last: whether the output is wanted at each row's last token (and not before each response token).
             train: whether ``finish`` returns a loss that is passed backward.
@@ -182,6 +183,7 @@ class Passes:
             safe.agree(self._groups.world, next(iter(failed), None))
             chunk = micro_batches[first : first + self._pipeline.chunk]
             tables = [rows.take([index[i] for i in ids]) for ids in chunk if len(ids)]
+            # A micro-batch without a response token gives no output to read and no loss; the model is not run for it.
             tables = [table for table in tables if last or len(table.ragged("response").flat)]
             inputs = [ModelInput.of(table, self._groups.device, last=last, multiple=multiple) for table in tables]
             pairs = list(zip(tables, inputs, strict=True))
@@ -199,7 +201,7 @@ class Passes:
             safe.agree(self._groups.world, next(iter(failed), None))
 
     def _agreeing(self) -> AbstractContextManager[Any]:
-        """Record that ranks tell each other how a pass went: those that are ahead wait here for the others."""
+        """Record that ranks tell each other how a pass went: ranks that are ahead wait here for the others."""
         return self._recorder.span("agree") if self._groups.mesh.layout.size > 1 else nullcontext()
 
     def losses(
@@ -209,7 +211,7 @@ class Passes:
         """Run this dp rank's micro-batches and return the tally of all ranks."""
         rows = with_temperature(rows, temperature)
         micro_batches = mini.passes.micro_batches[self._groups.dp_rank]
-        mine = Tally()
+        own_tally = Tally()
 
         failed: list[Exception] = []
 
@@ -227,7 +229,7 @@ class Passes:
         def loss_part(table: Table, output: ModelOutput) -> torch.Tensor:
             apart = table if self.scores_rows else tell_apart(table)
             b = TokenBatch(apart, mini.num_tokens, mini.num_rows, self._groups.device)
-            part = evaluate(loss, output, b, mine)
+            part = evaluate(loss, output, b, own_tally)
             if train and not part.requires_grad:
                 raise OptionError(
                     "the loss does not depend on the model: it needs out.log_probs, out.entropy, out.values or out.scores"
@@ -239,7 +241,8 @@ class Passes:
         self._pass(rows, micro_batches, safe, finish, failed, progress, last=self.scores_rows, train=train, reduce=reduce)
         merged = Tally()
         with self._agreeing():
-            tallies = self._groups.gather(mine if self._groups.tp_rank == 0 else None, Tally | None)
+            # All tp ranks of a dp rank count the same numbers.
+            tallies = self._groups.gather(own_tally if self._groups.tp_rank == 0 else None, Tally | None)
         for tally in tallies:
             if tally is not None:
                 merged.merge(tally)
@@ -255,18 +258,7 @@ def _finish(
     return finish(*pairs[number], out)
 
 
-# Micro-batches through a role's model: straight through, or through pipeline stages by Megatron's 1F1B schedule.
-#
-# With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
-#
-#     stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
-#     stage 1   .. F1 B1 F2 B2 F3 B3
-#
-# A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
-# keeps the error and returns a loss of zero, as for all micro-batches after it.
-#
-# Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
-# micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
+# -- micro-batches through the model, or through pipeline stages by Megatron's 1F1B schedule
 
 Finish = Callable[[int, torch.Tensor], torch.Tensor | None]
 """``finish(i, out)`` takes micro-batch ``i``'s logits or values and, when training, returns its part of the loss."""
@@ -276,7 +268,19 @@ CHUNK = 4
 
 
 class Pipeline:
-    """Runs micro-batches through the model of one rank; collective over its tp and pp ranks."""
+    """The way of micro-batches through the model of one rank; collective over its tp and pp ranks.
+
+    With pp=2 every stage runs its layers of every micro-batch, and a stage waits while the other has nothing for it::
+
+        stage 0   F1 F2 B1 F3 B2 .. B3         F forward, B backward, . waiting for the neighbour
+        stage 1   .. F1 B1 F2 B2 F3 B3
+
+    A schedule cannot be left half way: neighbours would wait for ever. So ``finish`` must not raise what the user's loss raises: it
+    keeps the error and returns a loss of zero, as for all micro-batches after it.
+
+    Stages exchange hidden states and gradients in one group of sends and receives (``batch_isend_irecv``). How many tokens a
+    micro-batch has every stage knows, so that it need not be sent first, with the wait for the device that Megatron takes then.
+    """
 
     def __init__(self, model: GPTModel, groups: RoleGroups, recorder: Recorder, overlap: Overlap | None = None) -> None:
         self._model, self._groups, self._recorder, self._overlap = model, groups, recorder, overlap
@@ -296,6 +300,7 @@ class Pipeline:
         """
         overlap = self._overlap if train and reduce else None
         if overlap is not None:
+            # From here on buckets may be sent, so every way out of the passes, an error too, has to start those that are left.
             overlap.begin()
         with torch.set_grad_enabled(train):
             try:
@@ -312,6 +317,7 @@ class Pipeline:
             with self._recorder.span("forward", tokens=micro.num_tokens, micro_batch=first + i):
                 part = finish(i, self._model(*micro.arguments))
             if train and part is not None:
+                # Only the last backward pass completes gradients: buckets sent earlier would lack what later micro-batches add.
                 meanwhile = overlap.last_backward() if overlap is not None and micro is inputs[-1] else nullcontext()
                 with self._recorder.span("backward", tokens=micro.num_tokens, micro_batch=first + i), meanwhile:
                     part.backward()
@@ -330,6 +336,7 @@ class Pipeline:
             return model(*micro.arguments), loss
 
         tokens = sum(micro.num_tokens for micro in inputs) // len(inputs)
+        # 1F1B asks for no token count per pass, so spans of stages carry the mean of these micro-batches.
         self._config.timers = _SpanTimers(self._recorder, tokens, first)
         self._config.no_sync_func = overlap.before_last if overlap is not None else None
         try:
@@ -360,12 +367,13 @@ class _Exchange(P2PCommunicator):
     def _communicate_shapes(
         self, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
     ) -> tuple[list[int], list[int]]:
+        # Shapes come in the order in which the schedule asks: forward from the stage before, gradients from the one behind.
         previous, following = next(self._forward) if recv_prev else 0, next(self._backward) if recv_next else 0
         return [previous, 1, self.config.hidden_size], [following, 1, self.config.hidden_size]
 
 
 class _SpanTimers:
-    """Takes Megatron's timer calls and records them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
+    """Timers that take Megatron's timer calls and record them as spans: ``forward``, ``backward``, and ``wait`` for a neighbour."""
 
     def __init__(self, recorder: Recorder, tokens: int, first: int) -> None:
         self._recorder, self._tokens, self._first = recorder, tokens, first
@@ -379,6 +387,7 @@ class _SpanTimers:
     def start(self, name: str) -> None:
         if name == "forward-backward":
             return
+        # Megatron's timers of passes end in -compute; all others time an exchange, in which this stage waits for a neighbour.
         compute = name.endswith("-compute")
         attrs = {"tokens": self._tokens, "micro_batch": self._first + self._seen[name]} if compute else {}
         self._seen[name] += 1
@@ -403,29 +412,30 @@ class _SpanTimer:
         self._timers.stop(self._name)
 
 
-# The sum of gradients over dp, begun while the last backward pass before an optimizer step still runs.
-#
-# Megatron cuts the gradient buffer into buckets, filled from the last layer to the first (Li et al., arXiv 2006.15704)::
-#
-#     last backward pass     | layer 4 | layer 3 | layer 2 | layer 1 | embedding |
-#     sums over dp                               [    bucket 0   ]     [   bucket 1   ] | the step waits for what is left
-#
-# Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of the
-# last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in the
-# same order. So buckets are started in the order of their numbers, each behind those before it, and whoever is done, or fails,
-# starts the rest before it says so to the others.
-#
-# From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank
-# comes to it, or to ``finalize_model_grads``, whatever happens) ends them before the buffer is touched.
+# -- the sum of gradients over dp, begun while the last backward pass still runs
 
 
 class Overlap:
-    """Starts the buckets of one role's gradients; made for a model wrapped with ``overlap_grad_reduce``."""
+    """Starts the buckets of one role's gradients; made for a model wrapped with ``overlap_grad_reduce``.
+
+    Megatron cuts the gradient buffer into buckets, filled from the last layer to the first (Li et al., arXiv 2006.15704)::
+
+        last backward pass     | layer 4 | layer 3 | layer 2 | layer 1 | embedding |
+        sums over dp                               [    bucket 0   ]     [   bucket 1   ] | the step waits for what is left
+
+    Megatron starts a bucket wherever it is full. That needs every rank to run the same backward passes; here a dp rank's share of
+    the last micro-batches may be empty, and a rank that failed stops half way, while NCCL wants all ranks to start the same sums in
+    the same order. So buckets are started in the order of their numbers, each behind those before it, and a rank that is done, or
+    fails, starts the rest before it says so to the others.
+
+    From the moment that all ranks have agreed to run the last micro-batches, sums are under way: :meth:`Overlap.settle` (every rank
+    comes to it, or to ``finalize_model_grads``, whatever happens) ends them before the buffer is touched.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
         self._missing: list[set[torch.nn.Parameter]] = []
-        """Of each bucket that is not started, in order, the parameters whose gradients are not complete."""
+        """The parameters of each bucket whose gradients are not complete, for the buckets that are not started, in order."""
         self._armed = False
         self._under_way = False
         self._hold_megatron()

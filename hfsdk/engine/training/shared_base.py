@@ -7,7 +7,7 @@ layouts agree each of them holds the same numbers, which nothing trains::
     critic        base + adapters, scalar head
     reference     base
 
-What writes into the weights of one of them (a state of other weights that is loaded) takes a copy of its own first.
+A role whose weights are written (a state of other weights is loaded) takes a copy of its own first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hfsdk.engine.training.megatron_groups import RoleGroups
 
 _bases: weakref.WeakValueDictionary[tuple[Any, ...], Base] = weakref.WeakValueDictionary()
-"""Those that a role of this process has."""
+"""The bases that a role of this process has."""
 
 
 class Base:
@@ -39,15 +39,15 @@ class Base:
 
     @property
     def models(self) -> list[torch.nn.Module]:
-        """Those that have them now."""
-        return [model for _, model in self._there()]
+        """The models that have the tensors now."""
+        return [model for _, model in self._living()]
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Whose they are."""
-        return tuple(role for role, _ in self._there())
+        """The roles whose models have the tensors now."""
+        return tuple(role for role, _ in self._living())
 
-    def _there(self) -> Iterator[tuple[str, torch.nn.Module]]:
+    def _living(self) -> Iterator[tuple[str, torch.nn.Module]]:
         for role, reference in self._models:
             model = reference()
             if model is not None:
@@ -114,7 +114,7 @@ class SharedWeights:
             self._base = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return them, whoever else has them."""
+        """Return the tensors, also where other roles have them."""
         return [parameter.data for _, parameter in _frozen(self._model)]
 
     @property
@@ -123,7 +123,7 @@ class SharedWeights:
         return (self._role,) if self._base is None else self._base.roles
 
     def counted_elsewhere(self) -> list[torch.Tensor]:
-        """Return those that another role has which came before this one."""
+        """Return the tensors of another role that came before this one."""
         if self._base is None:
             return []
         models = self._base.models

@@ -39,7 +39,7 @@ class ShareOfModel:
     Args:
         model: Megatron's, on this rank.
         optimizer: ``None`` for a frozen role.
-        groups: the role's.
+        groups: the role's process groups.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: MegatronOptimizer | None, groups: RoleGroups) -> None:
@@ -55,14 +55,14 @@ class ShareOfModel:
 
     def strips(self, kinds: Sequence[str]) -> list[Strip]:
         """Return what is in this rank's share of the weights and of these tensors of the optimizer."""
-        return [strip for kind in ("weights", *kinds) for strip in self._mine(kind)]
+        return [strip for kind in ("weights", *kinds) for strip in self._own_strips(kind)]
 
     @torch.no_grad()
     def read(self, layout: str, num_updates: int) -> StateShare:
         """Copy this rank's share to the CPU."""
         summary = self.summary(num_updates)
-        found = ((strip, copy_on_host(values)) for strip, values in self._in_place(summary))
-        return StateShare(layout, self._groups.rank, summary, tuple(found))
+        strips = ((strip, copy_on_host(values)) for strip, values in self._in_place(summary))
+        return StateShare(layout, self._groups.rank, summary, tuple(strips))
 
     @torch.no_grad()
     def in_place(self, layout: str, num_updates: int) -> StateShare:
@@ -89,9 +89,9 @@ class ShareOfModel:
 
     def _in_place(self, summary: Summary) -> Iterator[tuple[Strip, torch.Tensor]]:
         for kind in ("weights", *(summary.kinds if self._optimizer is not None else ())):
-            held = self._held(kind)
-            for strip in self._mine(kind):
-                yield strip, self._there(strip, held)
+            tensors = self._tensors_of(kind)
+            for strip in self._own_strips(kind):
+                yield strip, self._numbers_in(strip, tensors)
 
     @torch.no_grad()
     def weights_of(self, share: StateShare) -> dict[str, torch.Tensor]:
@@ -115,6 +115,7 @@ class ShareOfModel:
         self._check(share)
         tensors = megatron_model.local_tensors(self._model)
         with torch.no_grad():
+            # The weights come back from a copy on the host: on the device there may be no room for a second model.
             own = {name: copy_on_host(tensor) for name, tensor in tensors.items()}
         try:
             with torch.no_grad():
@@ -133,6 +134,7 @@ class ShareOfModel:
             CheckpointError: on every rank, before anything changes: tensors are missing or have other shapes.
         """
         kinds = share.summary.kinds if self._optimizer is not None else ()
+        # Before anything is written: a state that does not fit must leave the model as it was.
         self._check(share)
         values = dict(share.content)
         self._give("weights", values)
@@ -145,30 +147,32 @@ class ShareOfModel:
     def _check(self, share: StateShare) -> None:
         trained = self._optimizer is not None
         wanted = set(self.strips(share.summary.kinds if trained else ()))
-        given = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
-        odd = sorted(wanted ^ given, key=str)
+        present = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
+        odd = sorted(wanted ^ present, key=str)
         problem = f"{odd[0].kind} of {odd[0].local} {odd[0].shape}, numbers {odd[0].start}:{odd[0].stop}" if odd else ""
         problems = [text for text in self._groups.gather(problem, str) if text]
         if problems:
             raise CheckpointError(f"the state does not fit the model, e.g. {problems[0]}. It is a state of another model.")
 
-    def _give(self, kind: str, values: dict[Strip, torch.Tensor], held: dict[str, tuple[torch.Tensor, int]] | None = None) -> None:
+    def _give(
+        self, kind: str, values: dict[Strip, torch.Tensor], tensors: dict[str, tuple[torch.Tensor, int]] | None = None
+    ) -> None:
         """Write this rank's strips of a kind into its tensors, or others like them, and bring those of the other dp ranks."""
-        held = self._held(kind) if held is None else held
-        for strip in self._mine(kind):
-            self._there(strip, held).copy_(values[strip])
+        tensors = self._tensors_of(kind) if tensors is None else tensors
+        for strip in self._own_strips(kind):
+            self._numbers_in(strip, tensors).copy_(values[strip])
         if self._stays(kind) or self._groups.dp_size == 1:
             return
         for source, part in enumerate(self._divided(kind)):
             for strip in part:
                 # as bytes: every backend sends those, whatever the dtype
-                dist.broadcast(self._there(strip, held).view(torch.uint8), group=self._groups.dp, group_src=source)
+                dist.broadcast(self._numbers_in(strip, tensors).view(torch.uint8), group=self._groups.dp, group_src=source)
 
     def _stays(self, kind: str) -> bool:
         """Whether every dp rank has numbers of its own of this kind."""
         return kind != "weights" and self._distributed
 
-    def _mine(self, kind: str) -> list[Strip]:
+    def _own_strips(self, kind: str) -> list[Strip]:
         if not self._stays(kind):
             return self._divided(kind)[self._groups.dp_rank]
         assert self._optimizer is not None
@@ -185,7 +189,7 @@ class ShareOfModel:
             local = {n: (shape, torch.float32) for n, (shape, dtype) in local.items() if kind != "main" or dtype != torch.float32}
         return divided(kind, local, self._groups.dp_size)
 
-    def _held(self, kind: str) -> dict[str, tuple[torch.Tensor, int]]:
+    def _tensors_of(self, kind: str) -> dict[str, tuple[torch.Tensor, int]]:
         """Return {local name: (tensor that this rank holds, which number of the local tensor is its first)}."""
         if kind == "weights":
             return {name: (tensor, 0) for name, tensor in megatron_model.local_tensors(self._model).items()}
@@ -196,6 +200,6 @@ class ShareOfModel:
         }
 
     @staticmethod
-    def _there(strip: Strip, held: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
-        tensor, first = held[strip.local]
+    def _numbers_in(strip: Strip, tensors: dict[str, tuple[torch.Tensor, int]]) -> torch.Tensor:
+        tensor, first = tensors[strip.local]
         return tensor.view(-1)[strip.start - first : strip.stop - first]

@@ -74,8 +74,8 @@ class Trainer:
 
     Attributes:
         num_updates: optimizer steps done.
-        frozen: of its weights those that nothing trains, which other roles may have too.
-        choices: what it does to be fast.
+        frozen: the weights that nothing trains, which other roles may have too.
+        choices: the kernels and schedules that are on.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Trainer:
             self.spec, groups, role.head, role.dtype, self.spec.max_positions, role.recompute,
             sequence_parallel=self.choices.sequence_parallel, lora=role.lora,
         )  # fmt: skip
-        found = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
+        has_head = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
         if role.adapters:
-            found |= megatron_folder.load_adapters(self.model, groups, role.adapters)
-        if role.head == "scalar" and not found and role.kind != "critic":
+            has_head |= megatron_folder.load_adapters(self.model, groups, role.adapters)
+        if role.head == "scalar" and not has_head and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0
         self._learns = LEARNS.get(role.kind, "policy")
-        """By which the optimizer's step takes a suggested learning rate: as the last loss says."""
+        """The kind of learning by which the optimizer's step takes a suggested learning rate: the last loss says it."""
         self._reduced = False
         self._ddp: DistributedDataParallel | None = None
         self._optimizer: MegatronOptimizer | None = None
@@ -117,16 +117,17 @@ class Trainer:
             self._overlap = Overlap(self._ddp) if self.choices.overlap else None
         self.pipeline = Pipeline(self.model, groups, recorder, self._overlap)
         self._passes = Passes(role, self.spec, groups, recorder, self.pipeline, self.choices.sequence_parallel)
-        held: dict[str, Callable[[], Iterable[torch.Tensor]]] = {
+        tensors_of: dict[str, Callable[[], Iterable[torch.Tensor]]] = {
             "optimizer": partial(megatron_optimizer.state_tensors, self.model, self._optimizer),
             "gradients": partial(megatron_optimizer.gradient_tensors, self._ddp),
             "weights": partial(megatron_optimizer.weight_tensors, self.model, self._ddp),
         }
         self._offloaded = {
-            part: Offloaded(held[part], recorder, device=groups.device, part=part, skip_zeros=part == "gradients")
-            for part in held if part in role.offloads
+            part: Offloaded(tensors_of[part], recorder, device=groups.device, part=part, skip_zeros=part == "gradients")
+            for part in tensors_of if part in role.offloads
         }  # fmt: skip
-        """In the order in which they leave: which masters are the weights themselves is told while those are there."""
+        """The parts that can be offloaded, in the order in which they leave: which masters are the weights themselves can be seen
+        only while those are there."""
 
     def log_probs(
         self,
@@ -135,7 +136,7 @@ class Trainer:
         temperature: Temperature = 1.0,
         safe: SafePoint = NEVER,
         entropy: bool = False,
-        kept: KeptTokens = KeptTokens(),  # noqa: B008
+        allowed: KeptTokens = KeptTokens(),  # noqa: B008
     ) -> dict[str, Ragged]:
         """Return ``log_probs`` (and ``entropy``) of each response token given all before it; float32, ordered as ``rows``.
 
@@ -145,28 +146,28 @@ class Trainer:
             rows: this dp rank's rows.
             micro_batches: row numbers of each micro-batch; equally many micro-batches on every dp rank.
             temperature: divides the logits: one number, one per row, or one per response token. 0 (greedy) counts as 1.
-            safe: where the call may stop.
+            safe: the points at which the call may stop.
             entropy: whether to return it too.
-            kept: the tokens that the distribution is of.
+            allowed: the tokens that the distribution is of.
 
         Raises:
             OptionError: a row without a prompt or too long, or micro-batches that do not cover the rows.
         """
         self._need_head("lm", "log_probs")
-        return self._passes.log_probs(rows, micro_batches, temperature, safe, entropy=entropy, kept=kept)
+        return self._passes.log_probs(rows, micro_batches, temperature, safe, entropy=entropy, allowed=allowed)
 
     def values(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Ragged]:
         """Return ``values``: the scalar head's value of the state before each response token, ordered as ``rows``."""
         self._need_head("scalar", "values")
-        found = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
-        return dict(zip(["values"], found, strict=False))
+        columns = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1)
+        return dict(zip(["values"], columns, strict=False))
 
     def scores(self, rows: Table, micro_batches: Sequence[Sequence[int]], safe: SafePoint = NEVER) -> dict[str, Array]:
         """Return ``scores``: the scalar head at the last token of prompt plus response; one float32 per row."""
         self._need_head("scalar", "scores")
 
-        found = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
-        return dict(zip(["scores"], [column.flat for column in found], strict=False))
+        columns = self._passes.infer(rows, micro_batches, safe, lambda table, micro, out: [out[:, 0]], 1, per_row=True)
+        return dict(zip(["scores"], [column.flat for column in columns], strict=False))
 
     def update(
         self,
@@ -303,12 +304,12 @@ class Trainer:
 
     @property
     def learned(self) -> ModelSpec:
-        """What of the model is the role's own: its adapters where it has some, else all of it."""
+        """The part of the model that is the role's own: its adapters where it has some, else all of it."""
         return self.model.adapters or self.spec
 
     @property
     def shard(self) -> Shard:
-        """Which part of the role's state this rank holds."""
+        """The part of the role's state that this rank holds."""
         scalar = megatron_model.has_scalar_head(self.model)
         return Shard(spec=self.learned, layout=self.mesh.layout, at=self.groups.coordinates, scalar=scalar)
 
@@ -317,10 +318,10 @@ class Trainer:
         with self.on_device("weights", "optimizer"):
             return self.shares.read(str(self.mesh), self.num_updates)
 
-    def blank_share(self, known: Summary, device: str = "cpu") -> StateShare:
+    def blank_share(self, summary: Summary, device: str = "cpu") -> StateShare:
         """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
-        kinds = known.kinds if self._optimizer is not None else ()
-        return StateShare.blank(str(self.mesh), self.groups.rank, known, self.shares.strips(kinds), device)
+        kinds = summary.kinds if self._optimizer is not None else ()
+        return StateShare.blank(str(self.mesh), self.groups.rank, summary, self.shares.strips(kinds), device)
 
     @contextmanager
     def giving_share(self) -> Iterator[StateShare]:
@@ -329,20 +330,20 @@ class Trainer:
             yield self.shares.in_place(str(self.mesh), self.num_updates)
 
     @contextmanager
-    def taking_share(self, known: Summary) -> Iterator[StateShare]:
+    def taking_share(self, summary: Summary) -> Iterator[StateShare]:
         """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
 
         A state of which a part was written is of no use.
         """
         self.frozen.own()
         with self.on_device(*PARTS):
-            share = self.shares.begin(str(self.mesh), known)
+            share = self.shares.begin(str(self.mesh), summary)
             yield share
             self.shares.complete(share)
             self.frozen.share()
             if self._optimizer is not None:
                 self.zero_grad()
-        self.num_updates = known.num_updates
+        self.num_updates = summary.num_updates
 
     def take_share(self, share: StateShare) -> None:
         """Restore what :meth:`share` returned on every rank, bit for bit.
@@ -377,7 +378,7 @@ class Trainer:
 
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
-        """Bring what is offloaded and a call needs all along; AdamW's state travels beside the passes, its step waits for it."""
+        """Bring what is offloaded and a call needs all along; AdamW's state travels during the passes, its step waits for it."""
         parts = [part for part in onloads(method, self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:

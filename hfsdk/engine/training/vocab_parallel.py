@@ -9,8 +9,8 @@ Two all-reduces: MAX of the logits, then SUM of Z, sum exp(z) z and z_y together
 (padding) take no part: probability zero, gradient zero.
 
 Where N x V is large (:data:`CHUNK_ELEMENTS`, :data:`CPU_CHUNK_ELEMENTS`), positions are taken some at a time and their
-probabilities made again for the gradient, from log Z: then the peak beside the logits and their gradient does not depend on N
-(3.25 chunks in float32, of which two are the same room throughout). Logits that nobody reads afterwards become their gradient.
+probabilities made again for the gradient, from log Z: then the peak in addition to the logits and their gradient does not depend on
+N (3.25 chunks in float32, of which two are the same room throughout). Logits that nobody reads afterwards become their gradient.
 
 Shapes: N positions, V columns of this rank.
 """
@@ -42,15 +42,15 @@ def log_probs_and_entropy(
         group: the tensor-parallel group, or ``None`` for one rank.
         entropy: whether to compute it (without, the second result is ``None``).
         overwrite: whether the gradient may take the place of the logits, where positions are taken some at a time: one array of
-            [N, V] less. A second backward pass raises then, as torch does for whatever was changed in place.
+            [N, V] less. A second backward pass raises then, as torch does for every tensor that was changed in place.
     """
     if group is not None and group.size() == 1:
         group = None
     most = min(CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS) if logits_NV.device.type == "cpu" else CHUNK_ELEMENTS
     rows = max(1, most // max(1, logits_NV.shape[-1]))
     if len(logits_NV) > rows:
-        found = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows, overwrite)
-        return found[0], found[1] if entropy else None
+        results = _Chunked.apply(logits_NV, targets_N, vocab_size, group, entropy, rows, overwrite)
+        return results[0], results[1] if entropy else None
     log_probs_N, entropy_N = _VocabParallel.apply(logits_NV, targets_N, vocab_size, group, entropy)
     return log_probs_N, entropy_N if entropy else None
 
@@ -84,6 +84,7 @@ class _VocabParallel(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_probs_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None, None, None]:
+        # d log p / d z = [v = y] - p: minus p everywhere, and plus 1 in the target's column, where this rank has it.
         probs_NV, here_N, column_N, entropy_N = ctx.saved_tensors
         real = probs_NV.shape[1]
         if grad_log_probs_N is None and grad_entropy_N is None:
@@ -116,7 +117,7 @@ class _Chunked(torch.autograd.Function):
         for logits, targets in zip(logits_NV.split(rows), targets_N.split(rows), strict=True):
             log_probs, entropies, _, _, log_total, _, _ = _forward(logits, targets, vocab_size, group, entropy, scratch)
             parts.append((log_probs, entropies, log_total))
-        log_probs_N, entropy_N, log_total_N = (torch.cat(found) for found in zip(*parts, strict=True))
+        log_probs_N, entropy_N, log_total_N = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
         ctx.save_for_backward(logits_NV, targets_N, entropy_N, log_total_N)
         ctx.vocab_size, ctx.group, ctx.rows, ctx.overwrite = vocab_size, group, rows, overwrite
         ctx.set_materialize_grads(False)
@@ -158,25 +159,26 @@ def _slope_of_chunk(
     slope: torch.Tensor, scratch: torch.Tensor, logits: torch.Tensor, column: torch.Tensor, here: torch.Tensor,
     log_total: torch.Tensor, entropy: torch.Tensor, grad_log_probs: torch.Tensor | None, grad_entropy: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    """Write the gradient of some real columns into ``slope``, which may be the logits; beside scratch at most one more is there.
+    """Write the gradient of some real columns into ``slope``, which may be the logits; at most one array beside scratch is there.
 
     A function, so that none of it outlives its chunk. Subtracting float32 from logits of 16 bits makes float32 of them.
     """
-    found = slope if slope.dtype == torch.float32 else torch.empty_like(slope, dtype=torch.float32)
+    gradient = slope if slope.dtype == torch.float32 else torch.empty_like(slope, dtype=torch.float32)
     probs = torch.sub(logits, log_total[:, None], out=_like(scratch[0], logits.shape))
     if grad_entropy is not None:
         log_probs = _like(scratch[1], logits.shape).copy_(probs)
     probs.exp_()
     if grad_log_probs is None:
-        found.zero_()
+        gradient.zero_()
     else:
-        torch.mul(probs, -grad_log_probs[:, None], out=found)
-        found.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
+        torch.mul(probs, -grad_log_probs[:, None], out=gradient)
+        gradient.scatter_add_(-1, column[:, None], (grad_log_probs * here)[:, None])
     if grad_entropy is not None:
+        # A probability of 0 has log -inf; 0 x -inf would be NaN where the gradient is 0.
         probs.mul_(log_probs.masked_fill_(probs == 0, 0.0).add_(entropy[:, None]))
-        found.addcmul_(probs, grad_entropy[:, None], value=-1)
-    if found is not slope:
-        slope.copy_(found)
+        gradient.addcmul_(probs, grad_entropy[:, None], value=-1)
+    if gradient is not slope:
+        slope.copy_(gradient)
 
 
 def _columns(
@@ -201,6 +203,7 @@ def _forward(
     """
     real, here_N, column_N = _columns(logits_NV, targets_N, vocab_size, group)
     z_NV = logits_NV[:, :real]
+    # exp(z) overflows from 88 on; with the maximum taken off, the largest term is 1.
     max_N = z_NV.amax(-1).float() if real else torch.full(z_NV.shape[:1], -torch.inf, device=z_NV.device)
     if group is not None:
         dist.all_reduce(max_N, op=dist.ReduceOp.MAX, group=group)
@@ -211,6 +214,7 @@ def _forward(
     sums = [exp_NV.sum(-1), torch.where(here_N, chosen_N, 0.0)]
     if entropy:
         sums.append(torch.bmm(exp_NV[:, None, :], z_NV[:, :, None])[:, 0, 0])
+    # One all-reduce of three sums in place of three.
     stacked = torch.stack(sums)
     if group is not None:
         dist.all_reduce(stacked, group=group)
@@ -219,10 +223,7 @@ def _forward(
     return stacked[1] - log_total_N, entropy_N, exp_NV, stacked[0], log_total_N + max_N, here_N, column_N
 
 
-# The tokens that top-k, top-p and ``min_new_tokens`` leave, over a vocabulary that is spread over tensor-parallel ranks.
-#
-# The log-probabilities that a generating engine returns are of the distribution that it drew from, renormalised over these. As vLLM
-# does, the k likeliest are kept first, then the likeliest of them that together have probability p.
+# -- the tokens that top-k, top-p and ``min_new_tokens`` leave
 
 POSITIONS = 64
 """Positions whose whole vocabulary is gathered at a time."""
@@ -230,7 +231,7 @@ POSITIONS = 64
 
 @dataclass(frozen=True)
 class KeptTokens:
-    """Which tokens may be drawn."""
+    """The tokens that may be drawn."""
 
     top_k: int = 0
     """The k likeliest; 0: all."""
@@ -242,12 +243,15 @@ class KeptTokens:
         return bool(self.top_k or self.top_p < 1 or self.without)
 
 
-def keep(logits_NV: torch.Tensor, kept: KeptTokens, vocab_size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
+def keep(logits_NV: torch.Tensor, allowed: KeptTokens, vocab_size: int, group: dist.ProcessGroup | None) -> torch.Tensor:
     """Return the logits with -inf in place of those of tokens that may not be drawn; collective over ``group``.
+
+    The log-probabilities that a generating engine returns are of the distribution that it drew from, renormalised over these. As
+    vLLM does, the k likeliest are kept first, then the likeliest of them that together have probability p.
 
     Args:
         logits_NV: this rank's columns, divided by the temperature.
-        kept: which tokens may be drawn.
+        allowed: which tokens may be drawn.
         vocab_size: columns of the whole vocabulary that are real.
         group: tensor parallel, ``None`` for one rank.
     """
@@ -262,20 +266,20 @@ def keep(logits_NV: torch.Tensor, kept: KeptTokens, vocab_size: int, group: dist
             whole = [logits]
         full = torch.cat(whole, -1)
         full[:, vocab_size:] = -torch.inf
-        full[:, list(kept.without)] = -torch.inf
-        masked = full.masked_fill(full < _least(full, kept), -torch.inf)
+        full[:, list(allowed.without)] = -torch.inf
+        masked = full.masked_fill(full < _least(full, allowed), -torch.inf)
         parts.append(masked[:, rank * width : (rank + 1) * width])
     return torch.cat(parts) if parts else logits_NV
 
 
-def _least(full: torch.Tensor, kept: KeptTokens) -> torch.Tensor:
+def _least(full: torch.Tensor, allowed: KeptTokens) -> torch.Tensor:
     """Return the smallest logit that is kept at each position; shape [N, 1]."""
     ordered = full.sort(-1, descending=True).values
-    count = min(kept.top_k or ordered.shape[-1], ordered.shape[-1])
+    count = min(allowed.top_k or ordered.shape[-1], ordered.shape[-1])
     ordered = ordered[:, :count]
-    if kept.top_p < 1:
+    if allowed.top_p < 1:
         probabilities = ordered.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
-        last = (before < kept.top_p).sum(-1, keepdim=True).clamp(min=1) - 1
+        last = (before < allowed.top_p).sum(-1, keepdim=True).clamp(min=1) - 1
         return ordered.gather(-1, last)
     return ordered[:, -1:]

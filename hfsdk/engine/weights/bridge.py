@@ -1,7 +1,7 @@
 """Weights on their way to another pool, whose processes share no process group with those who hold them.
 
-They go by the plan: every rank puts the boxes it is to give into its node's object store, those that the same ranks need as one
-object, and whoever needs an object maps it and copies its boxes to their places::
+They go by the plan: every rank puts the boxes it is to give into its node's object store, boxes that the same ranks need as one
+object, and a rank that needs an object maps it and copies its boxes to their places::
 
     pool "train", tp2                  object stores                       pool "rollout", tp2 x 2: ranks 2 to 5 of the plan
     rank 0: upper halves, norms  -->   for 2 and 4: upper halves     -->   rank 2 and rank 4
@@ -52,8 +52,8 @@ def pack(pieces: Iterable[StatePiece]) -> list[tuple[StatePiece, Any, torch.dtyp
     packed = []
     for piece in pieces:
         if piece.first:
-            held = copy_on_host(piece.data.detach())
-            packed.append((replace(piece, data=nothing), _as_numpy(held), held.dtype))
+            host_copy = copy_on_host(piece.data.detach())
+            packed.append((replace(piece, data=nothing), _as_numpy(host_copy), host_copy.dtype))
     return packed
 
 
@@ -73,29 +73,29 @@ def num_bytes_of(packed: Packed) -> int:
 # ---- to a shadow, by the plan
 
 Boxes = Sequence[tuple[Key, Any, torch.dtype, int]]
-"""What a bundle holds: (a box, its bits as a numpy array, their dtype, its fingerprint)."""
+"""The content of a bundle: (a box, its bits as a numpy array, their dtype, its fingerprint)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """What one rank of a trained role gives to its shadow, or one rank of the shadow takes."""
+    """The weights that one rank of a trained role gives to its shadow, or that one rank of the shadow takes."""
 
     name: str
-    """Of the role that the rank belongs to."""
+    """Name of the role that the rank belongs to."""
     rank: int
     """The rank in the plan, where the shadow's ranks are numbered after the trained role's."""
     num_sources: int
     num_ranks: int
     moves: tuple[Move, ...]
-    """Those of this rank."""
+    """Moves of this rank."""
     planned: tuple[int, ...]
     """Bytes that go between this rank and every other one, by the plan."""
     boxes: tuple[Box, ...] = ()
-    """What this rank holds, if it gives, or needs, if it takes."""
+    """The boxes that this rank holds, if it gives, or needs, if it takes."""
 
     @cached_property
     def witness(self) -> Witness:
-        """What this rank can tell of what it gives or takes."""
+        """The witness of the boxes that this rank gives or takes."""
         gives = self.rank < self.num_sources
         return Witness(self.moves, self.rank, self.boxes if gives else (), () if gives else self.boxes)
 
@@ -140,8 +140,8 @@ class Route:
 
 def _moves_of(plan: ReshardPlan, rank: int) -> Iterator[Move]:
     for section in plan.sections:
-        mine = [move for move in section.moves if rank in (move.source, move.target)]
-        yield from replace(section, moves=tuple(mine)).all_moves()
+        own_moves = [move for move in section.moves if rank in (move.source, move.target)]
+        yield from replace(section, moves=tuple(own_moves)).all_moves()
 
 
 def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
@@ -166,10 +166,10 @@ def give(
     """Keep what a rank is to give, boxes that the same ranks need as one object; return references and what it came to.
 
     Args:
-        route: of this rank.
-        tensors: its local tensors; what is kept may be views of them, so ``keep`` must copy.
+        route: this rank's route.
+        tensors: this rank's local tensors; a part may be a view of them, so ``keep`` must copy.
         keep: puts an object where the shadow finds it and returns a reference.
-        dtype: to cast to; by default the tensors' own.
+        dtype: the dtype to cast to; by default the tensors' own.
 
     Raises:
         RuntimeError: the bytes are not those of the plan.
@@ -178,6 +178,7 @@ def give(
     needed_by: dict[Key, list[int]] = defaultdict(list)
     for move in route.moves:
         needed_by[move.source_local, move.source_start, move.size].append(move.target)
+    # Boxes for the same ranks go as one object: a store has a cost per object, and a model has thousands of boxes.
     together: dict[tuple[int, ...], list[Key]] = defaultdict(list)
     for key, these in needed_by.items():
         together[tuple(sorted(these))].append(key)
@@ -202,12 +203,12 @@ def give(
 def _bits(part: torch.Tensor, dtype: torch.dtype | None) -> tuple[Any, torch.dtype]:
     """Return a tensor's values as they travel, and their dtype."""
     cast = part.detach() if dtype is None else part.detach().to(dtype)
-    held = cast.contiguous() if cast.device.type == "cpu" else copy_on_host(cast)
-    return _as_numpy(held), held.dtype
+    values = cast.contiguous() if cast.device.type == "cpu" else copy_on_host(cast)
+    return _as_numpy(values), values.dtype
 
 
-def _as_numpy(held: torch.Tensor) -> Any:
-    return held.view(_AS_NUMPY.get(held.dtype, held.dtype)).numpy()
+def _as_numpy(values: torch.Tensor) -> Any:
+    return values.view(_AS_NUMPY.get(values.dtype, values.dtype)).numpy()
 
 
 @torch.no_grad()
@@ -235,7 +236,7 @@ def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torc
             move = places[source, key]
             target = local[move.target_local][slices(move.target_start, move.size)]
             target.copy_(torch.from_numpy(bits).view(dtype))
-    given: dict[int, dict[int, int]] = defaultdict(dict)
+    sums_by_source: dict[int, dict[int, int]] = defaultdict(dict)
     for source, (key, _, _, left) in came:
-        given[source][route.witness.number(source, key)] = left
-    return tuple(received), fingerprints.compared(route.witness, local, given, route.num_ranks)
+        sums_by_source[source][route.witness.number(source, key)] = left
+    return tuple(received), fingerprints.compared(route.witness, local, sums_by_source, route.num_ranks)

@@ -50,27 +50,28 @@ class Way:
     """How one rank gives or takes weights over a link."""
 
     route: Route
-    """Of this rank: its number in the link, and what goes between it and every other one."""
+    """The route of this rank: its number in the link, and what goes between it and every other one."""
     plan: ReshardPlan | None
-    """For a shadow that generates."""
+    """The plan, for a shadow that generates."""
     witness: Witness
-    """What is given and taken."""
+    """The witness of the boxes that are given and taken."""
     parts: tuple[tuple[str, tuple[Move, ...]], ...] = ()
-    """For one that infers, which has no such plan: (dtype, moves of all ranks); a scalar head is fp32 whatever the model is."""
+    """The moves of all ranks by dtype, for a shadow that infers and has no such plan; a scalar head is fp32 whatever the model
+    is."""
 
     @classmethod
     def between(cls, trained: RoleSpec, shadow: RoleSpec, route: Route) -> Way:
         """Plan as both sides do, each for itself, for the rank of ``route``."""
-        held, needed = (route.boxes, ()) if route.rank < route.num_sources else ((), route.boxes)
+        present, needed = (route.boxes, ()) if route.rank < route.num_sources else ((), route.boxes)
         if shadow.rollout is not None:
             plan = plan_between(trained, shadow)
-            return cls(route, plan, Witness(plan.moves, route.rank, held, needed))
+            return cls(route, plan, Witness(plan.moves, route.rank, present, needed))
         nodes = (*trained.nodes, *shadow.nodes) or (0,) * route.num_ranks
         moves = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
         head = tuple(move for move in moves if move.source_local == SCALAR_HEAD)
         rest = tuple(move for move in moves if move.source_local != SCALAR_HEAD)
         parts = ((trained.dtype, rest), ("fp32", head)) if head else ((trained.dtype, rest),)
-        return cls(route, None, Witness(moves, route.rank, held, needed), parts)
+        return cls(route, None, Witness(moves, route.rank, present, needed), parts)
 
     def problem(self, sources: Tensors, targets: Tensors) -> Exception | None:
         """Return what keeps this rank from giving or taking; ``None`` if nothing does."""
@@ -78,8 +79,8 @@ class Way:
         if self.plan is not None:
             return transport.problem(self.plan, rank, sources, targets)
         name = f"{self.route.name}'s moves"
-        found = (transport.problem_of_moves(moves, dtype, name, rank, sources, targets) for dtype, moves in self.parts)
-        return next((problem for problem in found if problem is not None), None)
+        problems = (transport.problem_of_moves(moves, dtype, name, rank, sources, targets) for dtype, moves in self.parts)
+        return next((problem for problem in problems if problem is not None), None)
 
     def move(self, sources: Tensors, targets: Tensors, group: ProcessGroup) -> TransportReport:
         """Give what is in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
@@ -115,13 +116,13 @@ class Way:
         Args:
             sums: :meth:`fingerprints`, from before the move.
             targets: the local tensors of a rank that takes.
-            group: the link's.
+            group: the link's group.
         """
         counts = [self.witness.num_given(rank) for rank in range(self.route.num_ranks)]
-        given = fingerprints.gathered(sums, counts, group)
+        given_sums = fingerprints.gathered(sums, counts, group)
         if self.route.rank < self.route.num_sources:
             return None
-        return fingerprints.compared(self.witness, targets, given, self.route.num_ranks)
+        return fingerprints.compared(self.witness, targets, given_sums, self.route.num_ranks)
 
     def given(self) -> list[Bundle]:
         """Return what this rank gave to every other, by the bytes alone: nothing of it stands anywhere."""
@@ -138,7 +139,7 @@ def _sum(reports: list[TransportReport]) -> TransportReport:
 
 @dataclass(eq=False)
 class _Use:
-    """What a call does with a link."""
+    """The use that a call makes of a link."""
 
     call_id: int
     gpu: int | None
@@ -150,7 +151,7 @@ class _Use:
 class DirectLinks:
     """The links that a worker has joined, each made at its first use and kept for the next.
 
-    A rank that fails leaves its link, so that whoever waits for it fails too, and so on: a link is whole or gone, and what went
+    A rank that fails leaves its link, so that ranks that wait for it fail too, and so on: a link is whole or gone, and what went
     over it is there on all ranks or has failed on all.
     """
 
@@ -164,10 +165,10 @@ class DirectLinks:
         """Join a link, where that has not happened, and use it for a call; collective over both pools.
 
         Args:
-            link: which.
-            rank: this process's in it.
-            call_id: of the call, for :meth:`cut`.
-            gpu: torch's number of this process's GPU; ``None`` without one. What was begun on it is over when this returns.
+            link: the link to join.
+            rank: this process's rank in the link.
+            call_id: the call's id, for :meth:`cut`.
+            gpu: torch's number of this process's GPU; ``None`` without one. Moves that were begun on it are over when this returns.
 
         Raises:
             PeerFailed: the link was cut meanwhile.

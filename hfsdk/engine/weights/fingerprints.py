@@ -4,8 +4,8 @@ Of a box of a Hugging Face tensor x, with the bits of a number read as a whole n
 
     F_l(box) = sum over i, j in the box of  bits(x[i, j]) * r_l[i] * c_l[j]      l = 0, 1; i, j count in the whole tensor
 
-r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, whoever holds them
-and in whatever order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
+r and c are odd numbers, hashed from i and j. The sums of boxes that do not overlap add up to that of the whole, on any ranks
+and in any order; what two ranks hold alike has the same sum. One number that changes is always found, as its change, below
 2^32, is multiplied by odd numbers; rows that changed places, a stride, a box of an older version are missed about once in 2^64, and
 once in 2^32 where numbers have 16 bits, as the lower half of a sum says nothing then. (Additive hashes of sets: Bellare and
 Micciancio, EUROCRYPT 1997.)
@@ -87,6 +87,7 @@ class Strips:
             for key in batch:
                 members = together[key]
                 low, high = _rows_of(members)
+                # Boxes of one strip may lie apart: rows between them get 0 and are in no box's sum.
                 of_strip = np.zeros(high - low, np.int64)
                 for number, first, count, row in members:
                     of_strip[first - low : first - low + count] = np.arange(row, row + count)
@@ -102,17 +103,19 @@ class Strips:
         """Return the fingerprint of each box.
 
         Args:
-            tensors: the local ones.
-            dtype_of: what they are cast to before: one for all, or by local name; by default they stay as they are.
+            tensors: this rank's local tensors.
+            dtype_of: the dtype they are cast to first: one for all, or by local name; by default they stay as they are.
         """
         if not self._batches:
             return np.zeros(0, dtype=np.uint64)
         sums: list[Tensor] = []
         for batch in self._batches:
             values = [_values(tensors, strip, dtype_of) for strip in batch]
+            # torch.cat would cast tensors of two dtypes to one, and so change what is summed.
             alike = len(values) > 1 and len({value.dtype for value in values}) == 1
             sums += [_row_sums(value, batch[0][4]) for value in ([torch.cat(values)] if alike else values)]
         multipliers, first, last = self._on(sums[0].device)
+        # int64 wraps modulo 2^64, a multiple of 2^32: a difference of running sums is exact however often they wrapped.
         ends = torch.cumsum(torch.cat(sums, 1) * multipliers, 1, dtype=torch.int64)
         lanes = ends[:, last - 1] - torch.where(first > 0, ends[:, (first - 1).clamp(min=0)], 0)
         low_high = lanes.cpu().numpy().astype(np.uint64) & np.uint64(LANE_MASK)
@@ -155,26 +158,26 @@ def _batches(together: Mapping[Columns, Sequence[Rows]]) -> Iterable[list[Column
 def _values(tensors: Mapping[str, Tensor], strip: Strip, dtype_of: DtypeOf | None) -> Tensor:
     """Return a strip's values, as they travel."""
     local, dims, column, width, _, low, high = strip
-    held = tensors[local].detach()
+    tensor = tensors[local].detach()
     if dims == 1:
-        values = held[column : column + width].view(1, -1)
+        values = tensor[column : column + width].view(1, -1)
     else:
-        values = held if held.shape == (high - low, width) else held[low:high, column : column + width]
+        values = tensor if tensor.shape == (high - low, width) else tensor[low:high, column : column + width]
     return values if dtype_of is None else values.to(dtype_of if isinstance(dtype_of, torch.dtype) else dtype_of[local])
 
 
 def fingerprints(boxes: Iterable[tuple[Tensor, Offsets]]) -> Sums:
     """Return the fingerprint of each box, given as (its values, where it begins in the whole tensor); one or two dimensions."""
-    given = list(boxes)
-    local = [(str(i), (0,) * values.dim(), tuple(values.shape), start) for i, (values, start) in enumerate(given)]
-    return Strips(local).of({str(i): values for i, (values, _) in enumerate(given)})
+    content = list(boxes)
+    local = [(str(i), (0,) * values.dim(), tuple(values.shape), start) for i, (values, start) in enumerate(content)]
+    return Strips(local).of({str(i): values for i, (values, _) in enumerate(content)})
 
 
 def added(sums: Iterable[int]) -> int:
     """Return the fingerprint of boxes together that do not overlap."""
     low = high = 0
-    for one in sums:
-        low, high = low + (one & LANE_MASK), high + (one >> 32)
+    for number in sums:
+        low, high = low + (number & LANE_MASK), high + (number >> 32)
     return (high & LANE_MASK) << 32 | low & LANE_MASK
 
 
@@ -222,12 +225,12 @@ def _times_in_steps(words: Tensor, multipliers: Tensor) -> Tensor:
 
 def _odd(axis: str, first: int, count: int, device: torch.device) -> Tensor:
     """Return odd numbers of 32 bits for some rows or columns: (lanes, count)."""
-    known = _multipliers.get((axis, str(device)))
-    if known is None or known.shape[1] < first + count:
+    multipliers = _multipliers.get((axis, str(device)))
+    if multipliers is None or multipliers.shape[1] < first + count:
         size = 1 << max(10, (first + count - 1).bit_length())
-        known = torch.from_numpy(np.stack([_hashed(axis, lane, size) for lane in range(LANES)])).to(device)
-        _multipliers[axis, str(device)] = known
-    return known[:, first : first + count]
+        multipliers = torch.from_numpy(np.stack([_hashed(axis, lane, size) for lane in range(LANES)])).to(device)
+        _multipliers[axis, str(device)] = multipliers
+    return multipliers[:, first : first + count]
 
 
 def _hashed(axis: str, lane: int, count: int) -> npt.NDArray[np.int32]:
@@ -251,46 +254,48 @@ def _strips(witness: Witness) -> tuple[Strips, Strips]:
     """Return what a rank gives and what it takes."""
     if witness not in _of_witness:
         gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
-        _of_witness[witness] = Strips(gives), Strips(_taken(witness.takes))
+        _of_witness[witness] = Strips(gives), Strips(_boxes_of(witness.takes))
     return _of_witness[witness]
 
 
-def _taken(takes: Iterable[Taken]) -> list[LocalBox]:
-    return [(taken.move.target_local, taken.move.target_start, taken.move.size, taken.start) for taken in takes]
+def _boxes_of(takes: Iterable[Taken]) -> list[LocalBox]:
+    return [(box.move.target_local, box.move.target_start, box.move.size, box.start) for box in takes]
 
 
 def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf) -> Sums:
     """Return the fingerprints of the boxes that this rank gives, by their numbers; of those that stay where they are, 0.
 
     Args:
-        witness: which they are.
-        sources: the local tensors.
-        dtype_of: what they travel in: one for all, or by local name.
+        witness: the witness, which says which strips.
+        sources: this rank's local tensors.
+        dtype_of: the dtype they travel in: one for all, or by local name.
     """
-    found = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
-    found[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
-    return found
+    sums = np.zeros(witness.num_given(witness.rank), dtype=np.uint64)
+    sums[list(witness.gives)] = _strips(witness)[0].of(sources, dtype_of)
+    return sums
 
 
-def compared(witness: Witness, targets: Mapping[str, Tensor], given: Given, num_ranks: int, hidden: Container[str] = ()) -> Proof:
+def compared(
+    witness: Witness, targets: Mapping[str, Tensor], given_sums: Given, num_ranks: int, hidden: Container[str] = ()
+) -> Proof:
     """Compare what this rank has taken with what left.
 
     Args:
-        witness: what it takes.
+        witness: the fingerprints that it takes.
         targets: its local tensors, as they are now.
-        given: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
-        num_ranks: of the plan.
+        given_sums: the fingerprints of the ranks that give, by rank and by number (:func:`of_given`).
+        num_ranks: the plan's number of ranks.
         hidden: targets that nobody can read any more, as kernels have packed them; they are left out.
     """
-    takes = [taken for taken in witness.takes if taken.move.target_local not in hidden]
-    there = (_strips(witness)[1] if not hidden else Strips(_taken(takes))).of(targets)
+    takes = [box for box in witness.takes if box.move.target_local not in hidden]
+    there = (_strips(witness)[1] if not hidden else Strips(_boxes_of(takes))).of(targets)
     proven, wrong = [0] * num_ranks, []
-    for taken, arrived in zip(takes, there.tolist(), strict=True):
-        move, left = taken.move, int(given[taken.move.source][taken.number])
+    for box, arrived in zip(takes, there.tolist(), strict=True):
+        move, left = box.move, int(given_sums[box.move.source][box.number])
         if left == arrived:
             proven[move.source] += 1
         else:
-            wrong.append(WrongBox(move.tensor, taken.start, move.size, move.source, move.target, left, arrived))
+            wrong.append(WrongBox(move.tensor, box.start, move.size, move.source, move.target, left, arrived))
     return Proof(tuple(proven), witness.num_shared, tuple(wrong))
 
 
@@ -298,30 +303,30 @@ def gathered(sums: Sums, counts: Sequence[int], group: ProcessGroup) -> dict[int
     """Return the fingerprints of every rank of a group, by rank; collective. The group may be one that torch has not made.
 
     Args:
-        sums: this rank's.
+        sums: this rank's fingerprints.
         counts: how many every rank has, by rank.
         group: gloo for tensors on the host.
     """
     if len(counts) == 1:
         return {0: sums}
-    mine = torch.zeros(max(counts), dtype=torch.int64)
-    mine[: len(sums)] = torch.from_numpy(sums.view(np.int64))
-    found = [torch.empty_like(mine) for _ in counts]
-    group.allgather([found], [mine]).wait()
-    return {rank: one.numpy().view(np.uint64)[:count] for rank, (one, count) in enumerate(zip(found, counts, strict=True))}
+    own_sums = torch.zeros(max(counts), dtype=torch.int64)
+    own_sums[: len(sums)] = torch.from_numpy(sums.view(np.int64))
+    sums_by_rank = [torch.empty_like(own_sums) for _ in counts]
+    group.allgather([sums_by_rank], [own_sums]).wait()
+    return {rank: row.numpy().view(np.uint64)[:count] for rank, (row, count) in enumerate(zip(sums_by_rank, counts, strict=True))}
 
 
 MOVE_AGAIN = "Run the call again: they are moved anew. If it comes back, look at the memory and the links of these ranks."
-"""What to do where the weights that left are still there."""
+"""Advice for the case in which the weights that left are still there."""
 
 
 def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError | None:
     """Return the error of weights that are not those that left; ``None`` where all are.
 
     Args:
-        role: whose.
-        proof: of this rank; ``None`` where it has taken nothing.
-        advice: what to do.
+        role: the role's name.
+        proof: this rank's proof; ``None`` where it has taken nothing.
+        advice: a sentence that says what to do.
     """
     if proof is None or not proof.wrong:
         return None

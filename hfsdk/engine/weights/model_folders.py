@@ -23,7 +23,7 @@ from hfsdk.assets.cache import home
 from hfsdk.core.untrusted import open_file, regular_names
 
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""What the engines and the tokenizer read of a model's folder."""
+"""Suffixes of the files in a model's folder that the engines and the tokenizer read."""
 
 PIECE_BYTES = 32 * 2**20
 
@@ -74,7 +74,7 @@ class Manifest:
 
     @property
     def cached(self) -> Path:
-        """Where this machine's cache keeps the folder."""
+        """The place of the folder in this machine's cache."""
         return home() / "models" / "fetched" / self.digest
 
 
@@ -82,7 +82,7 @@ def find(manifest: Manifest, *, own_path: bool = True) -> str:
     """Return this machine's folder with the same files, ``""`` where it has none.
 
     Args:
-        manifest: of the folder on the user's machine.
+        manifest: the manifest of the folder on the user's machine.
         own_path: whether the folder of the same path may be it.
     """
     for path in (Path(manifest.folder), manifest.cached) if own_path else (manifest.cached,):
@@ -104,7 +104,7 @@ def read_pieces(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
 
 
 class Receiver:
-    """Takes a folder in, piece by piece, into a temporary folder beside its place."""
+    """A receiver that takes a folder in, piece by piece, into a temporary folder next to its place."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest

@@ -1,7 +1,7 @@
-"""A role that moves to a pool on other devices: its state, straight from the ranks that have it to those that shall.
+"""A role that moves to a pool on other devices: its state, straight from the ranks that have it to the ranks that need it.
 
-Nothing is copied on the way. What a rank gives is its share (``shares.py``) where it lies, weights, masters and moments; what one
-takes is written where its own share lies, and data-parallel ranks then give each other the rest::
+Nothing is copied on the way. A rank gives its share (``shares.py``) where it lies, weights, masters and moments; what one takes is
+written where its own share lies, and data-parallel ranks then give each other the rest::
 
     pool "actor (before)", tp2        link of 4                       pool "actor", dp2, distributed AdamW
     rank 0: upper halves         -->  boxes of Hugging Face's    -->  rank 2: first half of all weights, masters, moments
@@ -34,11 +34,11 @@ NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @dataclass(frozen=True)
 class Inventory:
-    """What one rank gives of a state, or takes of it."""
+    """The parts of a state that one rank gives or takes."""
 
     summary: Summary
     boxes: Mapping[str, tuple[Box, ...]]
-    """By dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
+    """The boxes by dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
 
 
 def inventory(share: StateShare, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:
@@ -53,32 +53,34 @@ def inventory(share: StateShare, shard: Shard, *, gives: bool) -> tuple[Inventor
     return Inventory(share.summary, {dtype: tuple(these) for dtype, these in boxes.items()}), tensors
 
 
-def way_of_state(role: str, rank: int, given: Sequence[Inventory], taken: Sequence[Inventory], nodes: Sequence[int] = ()) -> Way:
+def way_of_state(
+    role: str, rank: int, sources: Sequence[Inventory], targets: Sequence[Inventory], nodes: Sequence[int] = ()
+) -> Way:
     """Plan, as every rank does for itself, how a state goes over a link.
 
     Args:
-        role: its name.
+        role: the role's name.
         rank: this rank in the link, the old place's ranks first.
-        given: by rank of the old place.
-        taken: by rank of the new one.
+        sources: the inventory of each rank of the old place.
+        targets: the inventory of each rank of the new place.
         nodes: the number of every rank's node.
     """
-    num_ranks = len(given) + len(taken)
+    num_ranks = len(sources) + len(targets)
     parts: list[tuple[str, tuple[Move, ...]]] = []
-    mine: list[Move] = []
+    own_moves: list[Move] = []
     planned = [0] * num_ranks
-    for dtype in sorted({dtype for one in (*given, *taken) for dtype in one.boxes}):
-        held, needed = ([one.boxes.get(dtype, ()) for one in side] for side in (given, taken))
-        moves = moves_between(held, needed, nodes or (0,) * num_ranks)
+    for dtype in sorted({dtype for inventory in (*sources, *targets) for dtype in inventory.boxes}):
+        present, needed = ([inventory.boxes.get(dtype, ()) for inventory in side] for side in (sources, targets))
+        moves = moves_between(present, needed, nodes or (0,) * num_ranks)
         parts.append((dtype, moves))
         for move in moves:
             if rank in (move.source, move.target):
-                mine.append(move)
+                own_moves.append(move)
                 planned[move.source + move.target - rank] += DTYPE_BYTES[dtype] * move.numel
-    sides = [*((one, ()) for one in map(_boxes, given)), *(((), one) for one in map(_boxes, taken))]
+    sides = [*((inventory, ()) for inventory in map(_boxes, sources)), *(((), inventory) for inventory in map(_boxes, targets))]
     witness = Witness([move for _, moves in parts for move in moves], rank, *sides[rank])
-    return Way(Route(role, rank, len(given), num_ranks, tuple(mine), tuple(planned)), None, witness, tuple(parts))
+    return Way(Route(role, rank, len(sources), num_ranks, tuple(own_moves), tuple(planned)), None, witness, tuple(parts))
 
 
-def _boxes(one: Inventory) -> tuple[Box, ...]:
-    return tuple(box for boxes in one.boxes.values() for box in boxes)
+def _boxes(inventory: Inventory) -> tuple[Box, ...]:
+    return tuple(box for boxes in inventory.boxes.values() for box in boxes)

@@ -12,7 +12,7 @@ A tensor keeps its identity: only its storage is emptied and filled again, so pa
 Without CUDA the host's memory is the device's: everything happens as it would, and nothing is saved.
 
 On a GPU the host's memory is pinned, and kept for the next round. Copies run on a stream of their own, so that neither the host nor
-the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels beside the passes, what leaves does so beside the
+the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels during the passes, what leaves does so during the
 call after::
 
     compute   | forward, backward ......... (wait) AdamW ......... | the next call
@@ -57,12 +57,12 @@ class HostMemory:
 
     Args:
         pinned: whether it is pinned, for a GPU to copy from and to it by itself.
-        kept: whether it stays for the next round when it is not used: pinning takes longer than a copy.
+        keeps: whether it stays for the next round when it is not used: pinning takes longer than a copy.
         chunk_bytes: bytes of a chunk.
     """
 
-    def __init__(self, *, pinned: bool, kept: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._pinned, self._kept, self._chunk_bytes = pinned, kept, chunk_bytes
+    def __init__(self, *, pinned: bool, keeps: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._pinned, self._keeps, self._chunk_bytes = pinned, keeps, chunk_bytes
         self._chunks: list[torch.Tensor] = []
 
     @property
@@ -84,12 +84,13 @@ class HostMemory:
 
     def used_up_to(self, end: int) -> None:
         """Say that nothing from ``end`` on is needed."""
-        if not self._kept:
+        if not self._keeps:
+            # Chunks behind the end have nothing in them; the one that the end falls into stays.
             del self._chunks[-(-end // self._chunk_bytes) :]
 
 
 class CopyLane:
-    """Where copies between host and device run: on a GPU on a stream of their own, on a processor at once.
+    """The stream for copies between host and device: on a GPU one of their own; on a processor they run at once.
 
     Args:
         streams: torch's module of the device's streams: ``torch.cuda``, or ``torch.cpu``, whose streams do nothing.
@@ -103,6 +104,7 @@ class CopyLane:
     @contextmanager
     def copies(self) -> Iterator[None]:
         """Run the copies made inside after all that was launched before: it wrote what leaves, or had the memory that is filled."""
+        # Without this wait a copy could read what a kernel has not written yet.
         self._stream.wait_stream(self._streams.current_stream())
         try:
             yield
@@ -114,10 +116,10 @@ class CopyLane:
         with self._streams.stream(self._stream):
             target.copy_(source, non_blocking=True)
 
-    def hold(self, held: torch.Tensor) -> None:
+    def hold(self, memory: torch.Tensor) -> None:
         """Keep memory that is about to be freed from being given to others before the copies from it are through."""
-        if held.is_cuda:
-            held.record_stream(self._stream)
+        if memory.is_cuda:
+            memory.record_stream(self._stream)
 
     def wait(self) -> None:
         """Let what is launched from now on run after the copies; the host goes on."""
@@ -136,13 +138,13 @@ class _Away:
 
 
 class Offloaded:
-    """What ``tensors`` returns, in host memory except inside :meth:`on_device`.
+    """Tensors that lie in host memory except inside :meth:`on_device`.
 
     Args:
         tensors: everything that lies on the storages.
         recorder: takes a span of each way.
-        device: where they are otherwise; by default the processor's memory.
-        part: what they are, for the spans.
+        device: the device they are on otherwise; by default the processor's memory.
+        part: the part's name in spans.
         skip_zeros: whether a storage that is zero throughout need not travel, as gradients are after a step: it comes back zero.
         memory, lane: where they are meanwhile, and how they get there; by default what suits the device.
     """
@@ -153,7 +155,7 @@ class Offloaded:
     ) -> None:  # fmt: skip
         self._tensors, self._recorder, self._part, self._skip_zeros = tensors, recorder, part, skip_zeros
         on_gpu = device is not None and device.type == "cuda"
-        self._memory = memory or HostMemory(pinned=on_gpu, kept=on_gpu)
+        self._memory = memory or HostMemory(pinned=on_gpu, keeps=on_gpu)
         self._lane = lane or CopyLane(torch.cuda if on_gpu else torch.cpu)
         self._away: list[_Away] = []
         self._users = 1
@@ -162,7 +164,7 @@ class Offloaded:
     @property
     def host_bytes(self) -> int:
         """Bytes that are in host memory now, instead of on the device."""
-        return sum(one.copied for one in list(self._away))  # asked from another thread too
+        return sum(storage.copied for storage in list(self._away))  # asked from another thread too
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -192,18 +194,19 @@ class Offloaded:
     def _come(self) -> None:
         with self._recorder.span("onload", bytes=self.host_bytes, part=self._part), self._lane.copies():
             while self._away:
-                one = self._away[-1]
-                storage = one.tensor.untyped_storage()
-                storage.resize_(one.size)
-                held = _bytes_of(storage)
-                if one.copied:
-                    pieces = self._memory.at(one.start, one.copied)
-                    for part, piece in zip(held.split([len(piece) for piece in pieces]), pieces, strict=True):
+                # From the last to the first: so host memory is given up from its end while the device fills.
+                away = self._away[-1]
+                storage = away.tensor.untyped_storage()
+                storage.resize_(away.size)
+                content = _bytes_of(storage)
+                if away.copied:
+                    pieces = self._memory.at(away.start, away.copied)
+                    for part, piece in zip(content.split([len(piece) for piece in pieces]), pieces, strict=True):
                         self._lane.copy(part, piece)
                 else:
-                    held.zero_()
+                    content.zero_()
                 self._away.pop()  # not before it is there: a device without room must not lose it
-                self._memory.used_up_to(one.start)
+                self._memory.used_up_to(away.start)
 
     def _leave(self) -> None:
         self._users -= 1
@@ -219,15 +222,15 @@ class Offloaded:
             attrs["bytes"] = self.host_bytes
 
     def _send(self, tensor: torch.Tensor, *, alone: bool) -> None:
-        held = _bytes_of(tensor.untyped_storage())
-        size = len(held)
+        content = _bytes_of(tensor.untyped_storage())
+        size = len(content)
         start = self._away[-1].start + self._away[-1].copied if self._away else 0
-        copied = 0 if self._skip_zeros and not held.any() else size
+        copied = 0 if self._skip_zeros and not content.any() else size
         pieces = self._memory.at(start, copied)
-        for part, piece in zip(held.split([len(piece) for piece in pieces]) if pieces else (), pieces, strict=True):
+        for part, piece in zip(content.split([len(piece) for piece in pieces]) if pieces else (), pieces, strict=True):
             self._lane.copy(piece, part)
-        self._lane.hold(held)
-        del held
+        self._lane.hold(content)
+        del content
         if empty(tensor, alone=alone):
             self._away.append(_Away(tensor, size, start, copied))
 

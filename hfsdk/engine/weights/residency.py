@@ -1,8 +1,8 @@
-"""Whose weights are on a rank, the trainer's or the rollout's: never the same numbers twice (HybridFlow, section 5.3).
+"""Residency of weights on a rank: the trainer's are there or the rollout's, never both (HybridFlow, section 5.3).
 
-A weight that both engines hold in the same box, order and dtype is one storage for both. Of the others, one engine's are there at a
-time; what the rollout does not need of a training shard is kept aside. One rank, tp4 to tp2, with a quarter q0 of a weight and a
-whole norm n::
+A weight that both engines hold in the same box, order and dtype is one storage for both. For all other weights one engine's are
+there at a time; the part of a training shard that the rollout does not need is kept aside. One rank, tp4 to tp2, with a quarter q0
+of a weight and a whole norm n::
 
     training       Megatron [n | q0]                vLLM [n | -     ]        n is one storage, "-" is empty
     to_rollout     q0 is copied, q1 received, then q0 given up, weight by weight
@@ -40,9 +40,9 @@ class Residency:
 
     Args:
         plan: the transition to the rollout.
-        rank: this rank in it.
+        rank: this rank's number in the plan.
         trainer: Megatron's parameters by local name: the parameters themselves, not their ``.data``.
-        rollout: vLLM's parameters by name; those that lie alike are given the trainer's storage here, the others emptied.
+        rollout: vLLM's parameters by name; parameters that lie alike are given the trainer's storage here, the others emptied.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Residency:
         for name, tensor in trainer.items():
             on_storage[_address(tensor)].append(name)
         self._together = {name: tuple(names) for names in on_storage.values() for name in names}
-        """For a parameter, those on the same storage: only alone can it be emptied alone, or shared."""
+        """The parameters on the same storage as each parameter: only one that is alone can be emptied alone, or shared."""
         self.shared = {
             target: source for target, source in plan.shared(rank).items()
             if len(self._together[source]) == 1 and rollout[target].shape == trainer[source].shape
@@ -78,6 +78,7 @@ class Residency:
     def to_rollout(self, group: ProcessGroup | None) -> TransportReport:
         """Give the rollout its weights and empty the trainer's; collective. The transport's errors are raised as they are."""
         read = {move.source_local for move in self.plan.moves if move.source == self.rank}
+        # A storage with several parameters can be emptied only when the last of them has been read.
         pending = {names: read.intersection(names) for names in self._together.values()}
 
         def begin(name: str) -> None:
@@ -118,6 +119,7 @@ class Residency:
             by_source[move.source_local].append(move)
             left_in[move.target_local] += 1
         copied = 0
+        # What is not empty was never given up, or is one storage for both: it has its numbers.
         gone = [name for name, tensor in self._trainer.items() if not tensor.untyped_storage().nbytes()]
         for name in gone:
             tensor = self._trainer[name]
@@ -128,6 +130,8 @@ class Residency:
                 tensor[slices(move.source_start, move.size)].copy_(source[slices(move.target_start, move.size)])
                 copied += move.numel * tensor.element_size()
                 left_in[move.target_local] -= 1
+                # A parameter of the rollout goes as soon as everything that the trainer wants of it is back: both are never there
+                # whole.
                 if not left_in[move.target_local]:
                     self._empty_rollout(move.target_local)
         for name in self._rollout:
@@ -139,7 +143,7 @@ class Residency:
         return copied
 
     def bytes_beside(self) -> int:
-        """Return the bytes that are there beside the trainer's storages; may be asked from another thread at any time."""
+        """Return the bytes that are there in addition to the trainer's storages; may be asked from another thread at any time."""
         trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))
         aside = sum(values.nbytes for _, _, values in list(self._aside))
         return aside + sum(size for at, size in rollout.items() if at not in trainer)
@@ -161,14 +165,14 @@ class Residency:
         """Count the bytes of the rollout's boxes that are in the trainer's storages too, at other addresses, or aside."""
         at = self.plan.train_at(self.rank)
         assert at is not None
-        held = [box for box in megatron_boxes(self.plan.spec, self.plan.train, at.tp, at.pp) if box.local in self._trainer]
+        trained = [box for box in megatron_boxes(self.plan.spec, self.plan.train, at.tp, at.pp) if box.local in self._trainer]
         needed = vllm_boxes(self.plan.spec, self.plan.rollout.tp, self.rank % self.plan.rollout.tp)
         by_tensor: dict[str, list[tuple[Box, torch.Tensor]]] = defaultdict(list)
-        for box in held:
+        for box in trained:
             by_tensor[box.tensor] += [(box, self._trainer[box.local]), *self._aside_of(box)]
         return sum(
-            _common(box, self._rollout[box.local], mine, tensor)
-            for box in needed for mine, tensor in by_tensor[box.tensor]
+            _common(box, self._rollout[box.local], trained_box, tensor)
+            for box in needed for trained_box, tensor in by_tensor[box.tensor]
         )  # fmt: skip
 
     def _aside_of(self, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
@@ -190,6 +194,7 @@ class Residency:
             for start, size in self._left.get(name, ()):
                 where = slices(start, size)
                 aside.append((name, where, self._trainer[name][where].detach().clone()))
+        # A storage that numpy has seen cannot be freed: its values are then still in place, and nothing is put aside.
         if empty(self._trainer[names[0]], alone=len(names) == 1):
             self._aside += aside
 
@@ -217,12 +222,12 @@ def _resident(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     return {_address(t): t.untyped_storage().nbytes() for t in tensors if t.untyped_storage().nbytes()}
 
 
-def _common(needed: Box, there: torch.Tensor, held: Box, here: torch.Tensor) -> int:
-    part = intersect(needed, held)
+def _common(needed: Box, there: torch.Tensor, present: Box, here: torch.Tensor) -> int:
+    part = intersect(needed, present)
     if part is None or not there.untyped_storage().nbytes() or not here.untyped_storage().nbytes() or here.dtype != there.dtype:
         return 0
     start, size = part
-    first, second = there[slices(inside(needed, start), size)], here[slices(inside(held, start), size)]
+    first, second = there[slices(inside(needed, start), size)], here[slices(inside(present, start), size)]
     return 0 if first.data_ptr() == second.data_ptr() else first.nbytes
 
 
@@ -230,11 +235,11 @@ def _left_over(plan: ReshardPlan, rank: int) -> dict[str, list[tuple[tuple[int, 
     """Return the boxes of a rank's training parameters that it does not take into its rollout."""
     at = plan.train_at(rank)
     assert at is not None
-    taken: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
+    moved: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     for move in plan.moves:
         if move.source == move.target == rank:
-            taken[move.source_local].append((move.source_start, move.size))
+            moved[move.source_local].append((move.source_start, move.size))
     left: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
     for box in megatron_boxes(plan.spec, plan.train, at.tp, at.pp):
-        left[box.local] += without(box.local_start, box.size, taken[box.local])
+        left[box.local] += without(box.local_start, box.size, moved[box.local])
     return {name: boxes for name, boxes in left.items() if boxes}

@@ -33,7 +33,7 @@ KINDS = ("main", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Which part of a role one rank holds."""
+    """The part of a role that one rank has."""
 
     spec: ModelSpec
     layout: Layout
@@ -43,15 +43,15 @@ class Shard:
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
-        """Where each local parameter lies in the Hugging Face tensors."""
+        """The place of each local parameter in the Hugging Face tensors."""
         boxes = megatron_boxes(self.spec, self.layout, self.at.tp, self.at.pp)
         if not self.scalar:
             return tuple(boxes)
-        kept = [box for box in boxes if box.local != SCALAR_HEAD]
+        trained = [box for box in boxes if box.local != SCALAR_HEAD]
         if self.at.pp == self.layout.pp - 1:
             name = SCALAR_HEAD_NAMES[0]
-            kept.append(Box(name, (0, 0), self.shapes[name], SCALAR_HEAD, (0, 0)))
-        return tuple(kept)
+            trained.append(Box(name, (0, 0), self.shapes[name], SCALAR_HEAD, (0, 0)))
+        return tuple(trained)
 
     @cached_property
     def shapes(self) -> dict[str, Offsets]:
@@ -94,7 +94,7 @@ class StatePiece:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a state needs besides its pieces; the same on every rank."""
+    """The numbers that a state needs besides its pieces; the same on every rank."""
 
     num_updates: int
     kinds: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
 """A rank's share of a role's state: what data-parallel ranks hold alike is copied once, each rank its part of it.
 
-Ranks that differ in dp alone have the same weights, and the same masters and moments too unless the optimizer is distributed. Of
-these each rank's share is an equal part, in bytes; of a distributed optimizer (ZeRO stage 1) it is what the rank holds, as it lies.
-dp=4, one local tensor after the other in a line, cut wherever a quarter ends::
+Ranks that differ in dp alone have the same weights, and the same masters and moments too unless the optimizer is distributed. Each
+rank's share of these is an equal part, in bytes; its share of a distributed optimizer (ZeRO stage 1) it is what the rank holds, as
+it lies. dp=4, one local tensor after the other in a line, cut wherever a quarter ends::
 
     weights      [ embedding ..... | qkv .. | proj | fc1 ....... | fc2 .... ]     the same on all four
     share        |---- dp 0 ----|---- dp 1 ----|---- dp 2 ----|---- dp 3 ---|
@@ -58,7 +58,7 @@ class Strip:
 
     @property
     def num_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the numbers."""
         return self.numel * self.dtype.itemsize
 
 
@@ -89,9 +89,9 @@ def divided(kind: str, tensors: Mapping[str, tuple[Offsets, torch.dtype]], num_r
     """Cut local tensors, laid in a line, into parts of equal bytes (but for one number), a part for each dp rank.
 
     Args:
-        kind: of the strips.
+        kind: the kind of strips.
         tensors: shape and dtype by local name.
-        num_ranks: how many parts.
+        num_ranks: the number of parts.
     """
     ends = [0, *accumulate(math.prod(shape) * dtype.itemsize for shape, dtype in tensors.values())]
     parts: list[list[Strip]] = []

@@ -25,12 +25,12 @@ would let another thread's Python go first."""
 
 
 class SummedFile(io.RawIOBase):
-    """Written once from its beginning to its end. Leaving the block brings it to the disk and reads samples back.
+    """A file that is written once from its beginning to its end. Leaving the block brings it to the disk and reads samples back.
 
     A failure to write is kept for :meth:`check`: raised inside ``torch.save``, C++ would end the process over it.
 
     Attributes:
-        sum: what the file must be when it is read again.
+        sum: the sum that the file must have when it is read again.
     """
 
     def __init__(self, path: AnyPath) -> None:

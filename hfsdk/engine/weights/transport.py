@@ -60,7 +60,7 @@ def execute(
     """Move the weights of ``plan`` from ``sources`` into ``targets``; called on every rank of the plan.
 
     Args:
-        plan: what moves; the same on all ranks.
+        plan: the moves; the same on all ranks.
         rank: this rank in the plan, which is its rank in ``group``.
         sources: the trainer's local tensors by the plan's source names; cast to the plan's dtype before sending.
         targets: the rollout's local tensors by the plan's target names, in the plan's dtype.
@@ -102,13 +102,13 @@ def execute_moves(
     """Carry out moves between two pools for which there is no :class:`ReshardPlan`; called on every rank, with those of all.
 
     Args:
-        moves: in the same order on all ranks.
+        moves: the moves, in the same order on all ranks.
         dtype: that the boxes travel in; sources of another are cast.
         rank: this rank in the moves, which is its rank in ``group``.
-        num_ranks: how many there are.
+        num_ranks: the number of ranks.
         sources: tensors by the moves' source names; none on a rank that only takes.
         targets: tensors by the moves' target names, of ``dtype``; none on a rank that only gives.
-        group: of all ranks.
+        group: the group of all ranks.
         bucket_bytes: bounds the buffers (see :data:`BUCKET_BYTES`); the same on all ranks.
     """
     start, device = time.perf_counter(), _device_of(sources, targets)
@@ -143,6 +143,7 @@ def _problem(
         if name not in tensors:
             return RuntimeError(f"the plan is of another model ({plan}): there is no {what} {name} on rank {rank}")
         shape = tuple(tensors[name].shape)
+        # A tensor may be larger than the plan needs (padding of the vocabulary), never smaller.
         if len(shape) != len(end) or any(map(operator.gt, end, shape)):
             return RuntimeError(f"the plan is of another model ({plan}): {what} {name} has shape {shape}, it needs {end}")
         if not is_source and tensors[name].dtype != dtype:
@@ -181,6 +182,7 @@ class _Run:
         for step in rounds:
             for name in step.begun:
                 self.begin(name)
+            # The next round's messages travel while this one's copies run and the one before is waited for.
             finish_this = self._post(step)
             self._copy(step)
             if finish is not None:
@@ -224,6 +226,7 @@ class _Run:
         if len(message.pieces) == 1:
             piece = message.pieces[0]
             view = self.sources[piece.local][piece.box]
+            # A large contiguous piece is sent from where it lies: no buffer, no copy.
             if view.is_contiguous() and view.dtype == self.dtype:
                 return view
         buffer = torch.empty(message.numel, dtype=self.dtype, device=self.device)
@@ -256,21 +259,7 @@ class _Run:
                 self.copied += copy.numel
 
 
-# ---- rounds
-
-
-# Receipts: how ranks that share nothing but a link know, over gloo, that a message has come, without waiting for it in vain.
-#
-# Gloo tells a wait that its peer is gone only while nothing of the message has travelled. What is half written to the connection,
-# or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport), and the wait for
-# it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has no bytes and so is
-# never half there, says that it came; on a connection messages keep their order::
-#
-#     gives   isend weights, isend GIVEN, irecv TAKEN                       wait TAKEN: all of it has gone
-#     takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN
-#
-# A rank that dies, or closes its connections (``rendezvous.part``), so ends what others wait for at once. NCCL needs none of this:
-# the host does not wait for its messages (``direct.DirectLinks``).
+# -- receipts of messages, by which ranks do not wait in vain
 
 GIVEN, TAKEN = 2**30, 2**30 + 1
 """Tags; messages of weights are numbered from 0."""
@@ -280,20 +269,32 @@ GONE_S = 10.0
 
 
 class Receipts:
-    """Those of one round on one rank."""
+    """Receipts of one round on one rank.
+
+    Gloo tells a wait that its peer is gone only while nothing of the message has travelled. A message that is half written to the
+    connection, or half read from it, is passed over when the connection breaks (``Pair::signalException`` of its TCP transport),
+    and the wait for it lasts as long as the group's limit. So nobody waits for a message of weights before another one, which has
+    no bytes and so is never half there, says that it came; on a connection messages keep their order::
+
+        gives   isend weights, isend GIVEN, irecv TAKEN                       wait TAKEN: all of it has gone
+        takes   irecv weights, irecv GIVEN      wait GIVEN: all of it is here; isend TAKEN
+
+    A rank that dies, or closes its connections (``rendezvous.part``), so ends what others wait for at once. NCCL needs none of
+    this: the host does not wait for its messages (``direct.DirectLinks``).
+    """
 
     def __init__(self, group: ProcessGroup | None, gives_to: Iterable[int], takes_from: Iterable[int]) -> None:
         """Begin to say that this round's messages, which are posted already, were given, and to listen.
 
         Args:
-            group: gloo's.
+            group: a gloo group.
             gives_to: peers to whom this rank sends in this round.
             takes_from: peers from whom it receives.
         """
         self._group, self._takes_from = group, sorted(set(takes_from))
         self._nothing = torch.empty(0, dtype=torch.uint8)
         to = sorted(set(gives_to))
-        self._given = [self._say(peer, GIVEN) for peer in to]
+        self._given_notes = [self._say(peer, GIVEN) for peer in to]
         self._hear_given = [self._hear(peer, GIVEN) for peer in self._takes_from]
         self._hear_taken = [self._hear(peer, TAKEN) for peer in to]
 
@@ -308,10 +309,10 @@ class Receipts:
         """
         for heard in self._hear_given:
             heard.wait()
-        taken = [self._say(peer, TAKEN) for peer in self._takes_from]
+        taken_notes = [self._say(peer, TAKEN) for peer in self._takes_from]
         for heard in self._hear_taken:
             heard.wait()
-        for work in (*works, *self._given, *taken):
+        for work in (*works, *self._given_notes, *taken_notes):
             work.wait(timedelta(seconds=GONE_S))
 
     def _say(self, peer: int, tag: int) -> Work:

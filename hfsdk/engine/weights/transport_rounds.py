@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 OWN_MESSAGE_BYTES = 64 * 2**10
-"""From this size on a piece is a message of its own."""
+"""Bytes from which on a piece is a message of its own."""
 
 Slices = tuple[slice, ...]
 
@@ -25,7 +25,7 @@ _schedules: dict[tuple[int, int, int], tuple[weakref.ref[ReshardPlan], Schedule]
 """Schedules by (id of the plan, rank, bucket bytes); dropped with their plan, as are ends."""
 
 _ends: dict[tuple[int, int], tuple[weakref.ref[ReshardPlan], Ends]] = {}
-"""What plans ask of a rank's tensors, by (id of the plan, rank)."""
+"""The ends of plans on a rank's tensors, by (id of the plan, rank)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BufferPiece:
 
 @dataclass(frozen=True)
 class PeerMessage:
-    """What goes to, or comes from, one peer at once."""
+    """The content that goes to one peer, or comes from it, at once."""
 
     peer: int
     tag: int
@@ -62,7 +62,7 @@ class Copy:
 
 @dataclass
 class Round:
-    """What goes out, comes in and is copied meanwhile; then the local tensors that this rank is done with."""
+    """The messages of one round, the copies meanwhile, and then the local tensors that this rank is done with."""
 
     sends: list[PeerMessage] = field(default_factory=list)
     receives: list[PeerMessage] = field(default_factory=list)
@@ -79,25 +79,26 @@ class Schedule:
 
     rounds: tuple[Round, ...]
     bytes_received: int
-    """By the plan's own account."""
+    """Bytes received by the plan's own account."""
 
 
 def schedule_of(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
     """Return how a rank carries a plan out; made once for each plan, rank and bucket."""
-    return _once(_schedules, (id(plan), rank, bucket_bytes), plan, lambda: _make_schedule(plan, rank, bucket_bytes))
+    return _cached(_schedules, (id(plan), rank, bucket_bytes), plan, lambda: _make_schedule(plan, rank, bucket_bytes))
 
 
 def ends_in(plan: ReshardPlan, rank: int) -> Ends:
     """Return how large the local tensors of a rank have to be for a plan; found once for each plan and rank."""
-    return _once(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
+    return _cached(_ends, (id(plan), rank), plan, lambda: ends_of(plan.moves, rank))
 
 
-def _once(known: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
+def _cached(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
     """Return what is known of a plan, made the first time."""
-    found = known.get(key)
-    if found is None or found[0]() is not plan:
-        found = known[key] = (weakref.ref(plan, lambda _: known.pop(key, None)), make())
-    return found[1]
+    entry = cache.get(key)
+    # An id may come back for another plan once the first is gone, so the plan itself is compared.
+    if entry is None or entry[0]() is not plan:
+        entry = cache[key] = (weakref.ref(plan, lambda _: cache.pop(key, None)), make())
+    return entry[1]
 
 
 def _make_schedule(plan: ReshardPlan, rank: int, bucket_bytes: int) -> Schedule:
@@ -118,11 +119,12 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
         elif move.target == rank:
             own.append(move)
     limit = _elements_per_pair(pairs, bucket_bytes, size)
-    mine = {pair: _cut(theirs, limit) for pair, theirs in pairs.items() if rank in pair}
+    own_parts = {pair: _cut(theirs, limit) for pair, theirs in pairs.items() if rank in pair}
     copied = -(-sum(move.numel for move in own) * size // bucket_bytes)  # so many buckets full
-    rounds = [Round() for _ in range(max([1, copied, *map(len, mine.values())]))]
+    rounds = [Round() for _ in range(max([1, copied, *map(len, own_parts.values())]))]
     last_sent: dict[str, int] = {}
-    for (source, target), parts in mine.items():
+    for (source, target), parts in own_parts.items():
+        # Sender and receiver number the messages of a pair alike, since both cut the same moves in the same order.
         tag = 0
         for number, part in enumerate(parts):
             messages = [_message(target if source == rank else source, tag + i, together, sending=source == rank)
@@ -130,6 +132,7 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
             tag += len(messages)
             if source == rank:
                 rounds[number].sends += messages
+                # = {|A copy must not give its source up before the last message of it has left (see _spread).
                 last_sent |= {move.source_local: number for move in part if number >= last_sent.get(move.source_local, 0)}
             else:
                 rounds[number].receives += messages
@@ -141,6 +144,7 @@ def make_rounds(moves: Iterable[Move], rank: int, size: int, bucket_bytes: int) 
 def _in_order(plan: ReshardPlan) -> Iterator[Move]:
     """Yield the moves, those of one of the rollout's parameters together, so that a shard is given up as another grows."""
     for section in plan.sections:
+        # Both engines' tensors are there at once only for the parameter under way: the peak is one parameter, not one model.
         by_parameter: dict[str, list[Move]] = defaultdict(list)
         for move in section.moves:
             by_parameter[move.source_local if plan.to_train else move.target_local].append(move)
@@ -169,6 +173,7 @@ def _cut(moves: list[Move], limit: int) -> list[list[Move]]:
         first = 0
         while first < move.size[0]:
             fits = room // row
+            # A row wider than the limit gets a part of its own: it cannot be cut further.
             if fits == 0 and parts[-1]:
                 parts.append([])
                 room = limit

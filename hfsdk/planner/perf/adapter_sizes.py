@@ -1,6 +1,6 @@
-"""What adapters of low rank add to a model on a rank: numbers, bytes that travel, messages; counted from boxes, one layer of each.
+"""The cost of adapters of low rank on a rank: numbers, bytes that travel, messages; counted from boxes, one layer of each.
 
-Beside a linear that tp cuts by rows A is whole on every rank and B is cut; beside one cut by columns A is cut and B is whole
+On a linear that tp cuts by rows A is whole on every rank and B is cut; on one cut by columns A is cut and B is whole
 (:mod:`hfsdk.engine.training.megatron_adapters`, whose two sums of [tokens, rank] are counted here)::
 
     cut by rows      q, k, v, gate, up      the gradient of h is summed over tp     one message backward
@@ -25,10 +25,10 @@ CUT_BY_COLUMNS = ("o_proj", "down_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """What adapters sum over tp in a layer of one pass."""
+    """The sums over tp that adapters add to a layer in one pass."""
 
     numbers: int = 0
-    """For each token."""
+    """Numbers for each token."""
     messages: int = 0
 
 
@@ -39,7 +39,7 @@ def layer_numbers(adapters: AdapterSpec, tp: int) -> int:
 
 
 def trained_numbers(role: RoleSpec, layout: Layout) -> int:
-    """Return what is trained beside a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
+    """Return what is trained on top of a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
     assert role.model is not None
     assert role.lora is not None
     adapters = AdapterSpec.of(role.model, role.lora)
@@ -75,14 +75,14 @@ def tp_sums(adapters: AdapterSpec) -> tuple[Sums, Sums]:
 def received_numbers(adapters: AdapterSpec, tp: int, pp: int, rollout_tp: int) -> float:
     """Return the numbers that the fullest rank receives when adapters go to the rollout: what it needs and does not hold.
 
-    Of its own stage's layers a rank holds what its trainer's boxes share with the rollout's.
+    For the layers of its own stage a rank holds the part that its trainer's boxes share with the rollout's.
     """
     mesh = Layout(tp=tp, dp=math.lcm(tp, rollout_tp) // tp).mesh(rollout_tp)
     most = 0.0
     for rank in mesh.ranks:
-        held = megatron_layer(adapters, tp, mesh.coordinates(rank).tp, 0, 0)
+        own_boxes = megatron_layer(adapters, tp, mesh.coordinates(rank).tp, 0, 0)
         needed = vllm_layer(adapters, rollout_tp, rank % rollout_tp, 0)
-        both = [intersect(one, box) for box in needed for one in held if one.tensor == box.tensor]
+        both = [intersect(own_box, box) for box in needed for own_box in own_boxes if own_box.tensor == box.tensor]
         there = sum(math.prod(shared[1]) for shared in both if shared is not None)
         most = max(most, sum(box.numel for box in needed) - there / pp)
     return adapters.num_layers * most

@@ -57,7 +57,7 @@ def spread_band(values: Sequence[float], spread: float, share: float = SHARE) ->
     """Return between which values the next one lies, where all are normal and few.
 
     Args:
-        values: of one kind; may be none.
+        values: values of one kind; may be empty.
         spread: standard deviation around 0 of the values of all kinds: counts as one more value at 0, and as two more that say
             how far values lie apart.
         share: probability of the band.
@@ -90,7 +90,7 @@ def student_quantile(share: float, freedom: int) -> float:
 
 def bands_of(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dict[str, Span]:
     """Return the band of every kind, and of all together as ``""``; by order where a kind has enough values, else by spread."""
-    every = [one for ones in values.values() for one in ones]
+    every = [value for ones in values.values() for value in ones]
     spread = math.sqrt(float(np.mean(np.square(every)))) if every else UNKNOWN_SPREAD
     whole = order_band(every, share) or spread_band(every, spread, share)
     return {"": whole} | {kind: order_band(ones, share) or spread_band(ones, spread, share) for kind, ones in values.items()}
@@ -98,14 +98,14 @@ def bands_of(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dic
 
 def kept_by(values: Mapping[str, Sequence[float]], share: float = SHARE) -> dict[str, BandCoverage]:
     """Return, by kind, how many values lie in the band of their kind that is made of all others; as ``""`` in the band of all."""
-    held = {"": 0} | dict.fromkeys(values, 0)
+    counts = {"": 0} | dict.fromkeys(values, 0)
     for kind, ones in values.items():
-        for number, one in enumerate(ones):
+        for number, value in enumerate(ones):
             bands = bands_of({**values, kind: [*ones[:number], *ones[number + 1 :]]}, share)
             for name in ("", kind):
-                held[name] += bands[name][0] <= one <= bands[name][1]
+                counts[name] += bands[name][0] <= value <= bands[name][1]
     rows = {kind: len(ones) for kind, ones in values.items()}
-    return {kind: BandCoverage(held=count, num_rows=rows[kind] if kind else sum(rows.values())) for kind, count in held.items()}
+    return {kind: BandCoverage(held=count, num_rows=rows[kind] if kind else sum(rows.values())) for kind, count in counts.items()}
 
 
 def grouped_band(values: Mapping[Hashable, Sequence[float]], share: float = SHARE) -> Span | None:

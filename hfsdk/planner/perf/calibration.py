@@ -42,7 +42,7 @@ FITTED = (
 )  # fmt: skip
 """The constants of ``PerfModel`` that a measured run may change: those of which it says most."""
 MOST_FITTED = 8
-"""So many constants are fitted at most."""
+"""Most constants that are fitted."""
 LEAST_ELASTICITY = 0.02
 """A constant is fitted if doubling it changes some observation, weighed, by at least about this share."""
 MOST_OWN = 0.5
@@ -54,31 +54,31 @@ PASSES = ("forward", "backward", "wait")
 
 
 class MethodQuestion(Protocol):
-    """What the simulated runtime asks of a performance model for a call (the simulated runtime's ``CostQuestion`` is one)."""
+    """The question that the simulated runtime asks of a performance model for a call (its ``CostQuestion`` is one)."""
 
     @property
     def method(self) -> str:
-        """Of the role, e.g. ``"step"``."""
+        """The method of the role, e.g. ``"step"``."""
         ...
 
     @property
     def role(self) -> RoleSpec:
-        """As it is placed."""
+        """The role as it is placed."""
         ...
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Of its pool, by rank."""
+        """The devices of its pool, by rank."""
         ...
 
     @property
     def rows(self) -> tuple[tuple[Array, Array], ...]:
-        """By group of ranks: prompt lengths and response lengths."""
+        """Prompt lengths and response lengths of each group of ranks."""
         ...
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """By group: its number of ranks."""
+        """Number of ranks of each group."""
         ...
 
     @property
@@ -126,13 +126,13 @@ class Measured:
     trace: Trace
     cluster: ClusterSpec
     questions: Mapping[int, Sequence[MethodQuestion]]
-    """By call: roles, devices, and the rows of each group of ranks."""
+    """The roles, devices, and rows of each group of ranks, by call."""
     tasks: Mapping[int, tuple[int, int]]
     """CPU task -> its rows and tokens."""
 
 
 class Measurable(Protocol):
-    """Whatever has a measured step, e.g. a session."""
+    """An object that has a measured step, e.g. a session."""
 
     def measured(self, step: int = -1) -> Measured:
         """Return it."""
@@ -144,7 +144,7 @@ class Observation:
     """Seconds of one phase of one call, measured and predicted."""
 
     call: str
-    """E.g. ``"actor.generate"``."""
+    """The call, e.g. ``"actor.generate"``."""
     phase: str
     step: int = 0
     """Number of the measured step among those that were given."""
@@ -173,7 +173,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Generic[M]):
-    """What ``PerfModel.fit`` found."""
+    """The result of ``PerfModel.fit``."""
 
     perf: M
     """The fitted model."""
@@ -203,14 +203,14 @@ class Calibration(Generic[M]):
     def by_call(self) -> dict[str, tuple[float, float, float]]:
         """Return call -> seconds (measured, predicted before, predicted after), summed over its phases.
 
-        Of several steps, the calls of the second are ``"actor.generate (2)"``.
+        With several steps, the calls of the second are ``"actor.generate (2)"``.
         """
-        found: dict[str, tuple[float, float, float]] = {}
+        by_call: dict[str, tuple[float, float, float]] = {}
         for o in self.observations:
             call = f"{o.call} ({o.step + 1})" if o.step else o.call
-            m, b, a = found.get(call, (0.0, 0.0, 0.0))
-            found[call] = m + o.measured_s, b + o.before_s, a + o.after_s
-        return found
+            m, b, a = by_call.get(call, (0.0, 0.0, 0.0))
+            by_call[call] = m + o.measured_s, b + o.before_s, a + o.after_s
+        return by_call
 
     @checked
     def band(self, kind: str = "") -> tuple[float, float]:
@@ -238,15 +238,15 @@ class Calibration(Generic[M]):
         return {
             "error_before": self.error_before, "error_after": self.error_after, "calls": calls, "constants": constants,
             "bands": {kind: list(band) for kind, band in self.bands.items()},
-            "kept": {kind: [one.held, one.num_rows] for kind, one in self.kept.items()},
+            "kept": {kind: [coverage.held, coverage.num_rows] for kind, coverage in self.kept.items()},
         }  # fmt: skip
 
     def __repr__(self) -> str:
         low, high = self.bands[""]
-        kept = f", and so were {kept} that were left out in turn" if (kept := self.kept.get("")) else ""
+        coverage = f", and so were {coverage} that were left out in turn" if (coverage := self.kept.get("")) else ""
         lines = [
             f"Calibration from {len(self.observations)} observations: median error of a call {100 * self.error_before:.0f} % "
-            f"before, {100 * self.error_after:.0f} % after; four in five phases within x{low:.2f} to x{high:.2f}{kept}"
+            f"before, {100 * self.error_after:.0f} % after; four in five phases within x{low:.2f} to x{high:.2f}{coverage}"
         ]
         for call, (measured, before, after) in self.by_call().items():
             errors = "".join(f"{100 * (s / measured - 1):+8.0f} %" for s in (before, after))
@@ -261,28 +261,28 @@ def fit(
     measured: Measured | Measurable | Sequence[Measured | Measurable], start: M, constants: Sequence[str] = FITTED
 ) -> Calibration[M]:
     """See ``PerfModel.fit``."""
-    given: Any = measured
-    several = isinstance(given, Sequence) and not isinstance(given, str | bytes | Traced)
-    steps = [_measured(one) for one in (given if several else [given])]
+    source: Any = measured
+    several = isinstance(source, Sequence) and not isinstance(source, str | bytes | Traced)
+    steps = [_measured(step) for step in (source if several else [source])]
     _check(steps, constants, start)
-    observed = [one for step in steps for one in _observations(step, start)]
+    observed = [o for step in steps for o in _observations(step, start)]
     if not observed:
         raise OptionError("there is nothing to calibrate from: no call of a model in the measured step; run a step first")
-    seconds = np.array([one.seconds for one in observed])
+    seconds = np.array([o.seconds for o in observed])
     logs, weights = np.log(seconds), (seconds / seconds.max()) ** 0.25
     names = [name for name in constants if hasattr(start, name)]
 
     def predict(theta: Array, chosen: Sequence[str]) -> Array:
         perf = start._moved(dict(zip(chosen, theta, strict=True)))
         answers: dict[tuple[int, int], Mapping[str, float]] = {}
-        predicted: Array = np.log(np.maximum([one.predict(perf, answers) for one in observed], 1e-9))
+        predicted: Array = np.log(np.maximum([o.predict(perf, answers) for o in observed], 1e-9))
         return predicted
 
     # judged where all of them fit best: a constant far below its true value hardly shows where it stands
     slopes = jacobian(lambda t: predict(t, names), solve(lambda t: predict(t, names) - logs, np.zeros(len(names)), weights))
     most = np.abs(weights[:, None] * slopes).max(axis=0)
     least = max(LEAST_ELASTICITY, np.sort(most)[-MOST_FITTED:][0])
-    chosen = [name for name, one in zip(names, most, strict=True) if one >= least]
+    chosen = [name for name, effect in zip(names, most, strict=True) if effect >= least]
     theta = solve(lambda t: predict(t, chosen) - logs, np.zeros(len(chosen)), weights)
     after = dict(zip(chosen, theta, strict=True))
     fitted = start._moved(after)
@@ -293,7 +293,7 @@ def fit(
         Observation(
             call=o.call,
             phase=o.phase,
-            step=[one is o.step for one in steps].index(True),
+            step=[step is o.step for step in steps].index(True),
             measured_s=o.seconds,
             before_s=float(b),
             after_s=float(a),
@@ -301,10 +301,12 @@ def fit(
         )
         for o, b, a, without, h in zip(observed, before_s, after_s, left_out_s, own, strict=True)
     )
-    found = tuple(Constant(name=n, before=getattr(start, n), after=getattr(fitted, n), determined=n in after) for n in names)
+    fitted_constants = tuple(
+        Constant(name=n, before=getattr(start, n), after=getattr(fitted, n), determined=n in after) for n in names
+    )
     off = _left_out(observations)
     bands = {kind: (math.exp(low), math.exp(high)) for kind, (low, high) in bands_of(off).items()}
-    return Calibration(perf=fitted, constants=found, observations=observations, bands=bands, kept=kept_by(off))
+    return Calibration(perf=fitted, constants=fitted_constants, observations=observations, bands=bands, kept=kept_by(off))
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ class _Observed:
     step: Measured
     call_id: int
     stretch: float
-    """By which ranks that share cores take longer."""
+    """The factor by which ranks that share cores take longer."""
 
     def predict(self, perf: Predicts, answers: dict[tuple[int, int], Mapping[str, float]]) -> float:
         """Return the seconds; ``answers`` keeps each call's."""
@@ -328,19 +330,21 @@ class _Observed:
         key = id(self.step), self.call_id
         if key not in answers:
             answers[key] = phase_seconds(perf, self.step.cluster, self.step.questions[self.call_id])
-        found = answers[key]
+        seconds = answers[key]
         names = PASSES if self.phase == "passes" else (self.phase,)
-        return self.stretch * sum(found.get(name, 0.0) for name in names)
+        return self.stretch * sum(seconds.get(name, 0.0) for name in names)
 
 
 def phase_seconds(perf: Predicts, cluster: ClusterSpec, questions: Iterable[MethodQuestion]) -> dict[str, float]:
     """Return a call's seconds by phase, on its ranks in the mean."""
     by_phase: dict[str, float] = {}
-    for asked in questions:
-        answers = perf.method_costs(asked.method, asked.role, cluster, asked.devices, asked.rows, asked.stale, asked.first)
-        for answer, ranks in zip(answers, asked.weights, strict=True):
+    for question in questions:
+        answers = perf.method_costs(
+            question.method, question.role, cluster, question.devices, question.rows, question.stale, question.first
+        )
+        for answer, ranks in zip(answers, question.weights, strict=True):
             for name, seconds in answer.items():
-                by_phase[name] = by_phase.get(name, 0.0) + seconds * ranks / len(asked.devices)
+                by_phase[name] = by_phase.get(name, 0.0) + seconds * ranks / len(question.devices)
     return by_phase
 
 
@@ -358,31 +362,32 @@ def _observations(step: Measured, perf: Predicts) -> list[_Observed]:
             observations.append(_Observed(call, "task", span.duration_s, step, span.call_id, 1.0))
         elif step.questions.get(span.call_id):
             observations += _phases(step, perf, span, call, by_call.get(span.call_id, []))
-    return [one for one in observations if one.seconds >= SHORTEST_S]
+    return [observation for observation in observations if observation.seconds >= SHORTEST_S]
 
 
 def _phases(step: Measured, perf: Predicts, call: Span, name: str, spans: Sequence[Span]) -> list[_Observed]:
     """Return a call's phases that the model predicts at all, and the rest of its time."""
-    asked = step.questions[call.call_id]
-    known = phase_seconds(perf, step.cluster, asked)
+    questions = step.questions[call.call_id]
+    predicted = phase_seconds(perf, step.cluster, questions)
     ranks: dict[int, dict[str, float]] = {span.rank or 0: {} for span in spans}
     for span in spans:
         if span.parent == call.method or (not span.parent and span.name != call.method):
-            mine = ranks[span.rank or 0]
-            mine[span.name] = mine.get(span.name, 0.0) + (span.duration_s or 0.0)
+            of_rank = ranks[span.rank or 0]
+            of_rank[span.name] = of_rank.get(span.name, 0.0) + (span.duration_s or 0.0)
     if not ranks:
         return []
-    names = list(dict.fromkeys(n for mine in ranks.values() for n in mine))
-    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in names if known.get(n, 0.0) > 0}
+    names = list(dict.fromkeys(n for of_rank in ranks.values() for n in of_rank))
+    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in names if predicted.get(n, 0.0) > 0}
     if "wait" in names:
+        # With pipeline stages a rank's passes and its waits are one: waiting is another stage's work.
         groups = {n: g for n, g in groups.items() if n not in PASSES} | {"passes": PASSES}
-    stretch = _stretch(step.cluster, asked[0].devices)
-    total = max(sum(s for n, s in mine.items() if any(n in g for g in groups.values())) for mine in ranks.values())
-    found = []
+    stretch = _stretch(step.cluster, questions[0].devices)
+    total = max(sum(s for n, s in of_rank.items() if any(n in g for g in groups.values())) for of_rank in ranks.values())
+    phases = []
     for label, group in groups.items():
-        mean = sum(mine.get(n, 0.0) for mine in ranks.values() for n in group) / len(ranks)
-        found.append(_Observed(name, label, mean, step, call.call_id, stretch))
-    return [*found, _Observed(name, "rest", max(0.0, (call.duration_s or 0.0) - total), step, call.call_id, 1.0)]
+        mean = sum(of_rank.get(n, 0.0) for of_rank in ranks.values() for n in group) / len(ranks)
+        phases.append(_Observed(name, label, mean, step, call.call_id, stretch))
+    return [*phases, _Observed(name, "rest", max(0.0, (call.duration_s or 0.0) - total), step, call.call_id, 1.0)]
 
 
 def _stretch(cluster: ClusterSpec, devices: Sequence[int]) -> float:
@@ -392,23 +397,23 @@ def _stretch(cluster: ClusterSpec, devices: Sequence[int]) -> float:
     return max((stretch(count, cluster.cores_of(node)) for node, count in workers.items()), default=1.0)
 
 
-def _measured(one: Measured | Measurable) -> Measured:
-    if isinstance(one, Measured):
-        return one
-    if not callable(getattr(one, "measured", None)) or isinstance(one, type):
+def _measured(step: Measured | Measurable) -> Measured:
+    if isinstance(step, Measured):
+        return step
+    if not callable(getattr(step, "measured", None)) or isinstance(step, type):
         raise OptionError(
             "PerfModel.fit takes a real session (its last step), session.measured(step), or a list of these; "
-            f"got {type(one).__name__}"
+            f"got {type(step).__name__}"
         )
-    return one.measured()
+    return step.measured()
 
 
 def _check(steps: Sequence[Measured], constants: Sequence[str], start: Predicts) -> None:
-    known = set(vars(start))
-    unknown = [name for name in constants if name not in known and name not in FITTED]
+    names = set(vars(start))
+    unknown = [name for name in constants if name not in names and name not in FITTED]
     if unknown or not constants or (len(constants) > MOST_FITTED and tuple(constants) != FITTED):
         raise OptionError(
-            f"one run fits 1 to {MOST_FITTED} constants of {type(start).__name__} ({', '.join(sorted(known))}); "
+            f"one run fits 1 to {MOST_FITTED} constants of {type(start).__name__} ({', '.join(sorted(names))}); "
             f"got {list(constants)}"
         )
     for step in steps:
@@ -432,7 +437,7 @@ def _median_error(calls: Mapping[str, tuple[float, float, float]], which: int) -
     return float(np.median(errors)) if errors else 0.0
 
 
-# Robust, regularised least squares by Gauss and Newton's method with Levenberg's damping, as ``calibration`` states them.
+# -- robust, regularised least squares: Gauss and Newton's method with Levenberg's damping
 
 PRIOR = 3e-3
 """Weight of the prior: a constant a factor of ten from its preset counts as much as one observation that is 13 % off."""
@@ -459,8 +464,8 @@ def leverages(residuals: Callable[[Array], Array], theta: Array, weights: Array)
     size, slopes = np.abs(residuals(theta)), jacobian(residuals, theta)
     robust = weights**2 * np.minimum(1.0, HUBER / np.maximum(size, 1e-12))
     inverse = np.linalg.inv(slopes.T @ (robust[:, None] * slopes) + PRIOR * np.eye(len(theta)))
-    found: Array = robust * np.einsum("ik,kl,il->i", slopes, inverse, slopes)
-    return found.clip(0.0, 1.0)
+    diagonal: Array = robust * np.einsum("ik,kl,il->i", slopes, inverse, slopes)
+    return diagonal.clip(0.0, 1.0)
 
 
 def solve(residuals: Callable[[Array], Array], theta: Array, weights: Array, rounds: int = 40) -> Array:

@@ -30,12 +30,12 @@ def all_reduce(num_bytes: Array | float, ranks: int, link: LinkSpec, messages: f
 
 
 class AllToAllLinks(NamedTuple):
-    """What ranks of an all-to-all send over: one device's part."""
+    """The links of an all-to-all between ranks: one device's part."""
 
     near: LinkSpec
     """Inside a node."""
     far: LinkSpec
-    """Between nodes."""
+    """The link between nodes."""
     beside: int
     """Ranks on a node, at least."""
 
@@ -47,8 +47,8 @@ def all_to_all(
     if links is None or ranks == 1:
         return 0.0
     sent = np.maximum(near / (links.near.bandwidth * share), far / (links.far.bandwidth * share))
-    found: Array = sent + messages * math.log2(ranks) * (links.near if links.beside == ranks else links.far).latency_s
-    return found
+    seconds: Array = sent + messages * math.log2(ranks) * (links.near if links.beside == ranks else links.far).latency_s
+    return seconds
 
 
 def ring_pass(passed: float, ranks: int, link: LinkSpec | None, messages: float, share: float) -> float:

@@ -82,12 +82,12 @@ class Rates(Protocol):
 
 def slots(setup: Setup, prompts: Array, responses: Array) -> int:
     """Return how many rows one replica decodes at once; at least one."""
-    found = min(len(responses), setup.max_num_seqs)
-    if setup.kv_cache_bytes and found:
+    rows = min(len(responses), setup.max_num_seqs)
+    if setup.kv_cache_bytes and rows:
         longest = int((prompts + responses).max())
         units = CacheUnits.of_tokens(setup.spec, longest, setup.rollout_tp, setup.dtype, setup.rollout_pp)
-        found = min(found, max(1, units.held_by(setup.kv_cache_bytes)))
-    return found
+        rows = min(rows, max(1, units.held_by(setup.kv_cache_bytes)))
+    return rows
 
 
 def decode_s(perf: Rates, setup: Setup, prompts: Array, responses: Array) -> float:
@@ -120,7 +120,7 @@ class ReplicaRows:
     """Rows of several replicas, sorted once for all setups that decode them."""
 
     each: Sequence[RowLengths]
-    """Of every replica its prompts and responses."""
+    """Prompt lengths and response lengths of every replica."""
 
     @cached_property
     def counts(self) -> Array:
@@ -145,9 +145,9 @@ class ReplicaRows:
     @cached_property
     def prompts(self) -> tuple[Sequence[Array], Array]:
         """Prompt lengths that differ as a whole, and which of these each replica has, [replica]."""
-        found: dict[bytes, int] = {}
-        which = np.array([found.setdefault(prompts.tobytes(), len(found)) for prompts, _ in self.each])
-        return [self.each[int(np.argmax(which == number))][0] for number in range(len(found))], which
+        numbers: dict[bytes, int] = {}
+        which = np.array([numbers.setdefault(prompts.tobytes(), len(numbers)) for prompts, _ in self.each])
+        return [self.each[int(np.argmax(which == number))][0] for number in range(len(numbers))], which
 
     @cached_property
     def _ends(self) -> Array:
@@ -170,22 +170,22 @@ class ReplicaRows:
 
 def slots_each(setup: Setup, rows: ReplicaRows) -> Array:
     """Return how many rows each replica decodes at once, as :func:`slots`, [replica]."""
-    found: Array = np.minimum(rows.counts, setup.max_num_seqs)
+    wides: Array = np.minimum(rows.counts, setup.max_num_seqs)
     if setup.kv_cache_bytes:
         units = CacheUnits.of_tokens(setup.spec, rows.most[1], setup.rollout_tp, setup.dtype, setup.rollout_pp)
         if units.held_by(setup.kv_cache_bytes) >= rows.most[0]:
-            return found
-        found = np.minimum(found, np.maximum(1, units.held_each(setup.kv_cache_bytes, rows.longest)))
-    return found
+            return wides
+        wides = np.minimum(wides, np.maximum(1, units.held_each(setup.kv_cache_bytes, rows.longest)))
+    return wides
 
 
 def decode_each_s(perf: Rates, setup: Setup, rows: ReplicaRows) -> Array:
     """Return the seconds in which each of several replicas decodes its rows, as :func:`decode_s`, [replica]."""
     wides, seconds = slots_each(setup, rows), np.zeros(len(rows.each))
     for wide in np.unique(wides[wides > 0]).tolist():
-        mine = wides == wide
+        selected = wides == wide
         per_step = _step_s(perf, setup, np.arange(wide, 0.0, -1.0))
-        seconds[mine] = rows.steps(wide)[mine] @ per_step + rows.read[mine] * _read_s(perf, setup, wide)
+        seconds[selected] = rows.steps(wide)[selected] @ per_step + rows.read[selected] * _read_s(perf, setup, wide)
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts asks beyond a dense model of its active size: weights read and held, and copies of tokens.
+"""The cost of a mixture of experts beyond a dense model of its active size: weights read and held, and copies of tokens.
 
 Every term is 0 for a dense model. Experts are taken to be equally likely, so their load is even. The expected number of experts
 that T tokens reach is E (1 - (1 - k / E)^T) (:func:`distinct`): a step that decodes one row reads k experts,
@@ -30,16 +30,16 @@ def more_read(spec: ModelSpec, tokens: Any, ep: int = 1) -> Any:
 
     Args:
         spec: the model.
-        tokens: of the pass on one data-parallel rank, a number or an array; at least 1 counts.
+        tokens: tokens of the pass on one data-parallel rank, a number or an array; at least 1 counts.
         ep: ranks that share the experts, each with as many tokens.
 
     Returns:
         Below 0 where a rank has fewer experts to read than one token is sent to.
     """
-    one = spec.experts
-    if one is None:
+    experts = spec.experts
+    if experts is None:
         return 0.0
-    return _each(spec) * (distinct(one, tokens * ep) / ep - one.per_token)
+    return _each(spec) * (distinct(experts, tokens * ep) / ep - experts.per_token)
 
 
 def exchanged_rows(spec: ModelSpec, ep: int, beside: int, once: bool) -> tuple[float, float]:
@@ -48,7 +48,7 @@ def exchanged_rows(spec: ModelSpec, ep: int, beside: int, once: bool) -> tuple[f
     Args:
         spec: the model.
         ep: ranks that share the experts.
-        beside: of these, ranks on one node, the rank itself included.
+        beside: the number of these ranks on one node, the rank itself included.
         once: whether several experts on a rank, or on another node, get one copy together, which that node's ranks pass on
             (DeepEP; DeepSeek-V3, arXiv 2412.19437, section 3.2.2); otherwise each of the k experts gets its own, wherever it is.
     """
@@ -82,8 +82,8 @@ def kept_rows(spec: ModelSpec) -> float:
 
 
 def _copies(spec: ModelSpec) -> float:
-    one = spec.experts
-    return 0.0 if one is None else (1 - one.first_dense / spec.num_layers) * one.per_token * spec.hidden_size
+    experts = spec.experts
+    return 0.0 if experts is None else (1 - experts.first_dense / spec.num_layers) * experts.per_token * spec.hidden_size
 
 
 @lru_cache(maxsize=4096)
@@ -93,8 +93,8 @@ def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int, ep: int
     Experts are cut by tp inside, as any MLP is, and a rank has ``1 / ep`` of those that the router chooses from; shared ones,
     the router and compressing projections are whole on every rank.
     """
-    one, hidden = spec.experts, spec.hidden_size
-    assert one is not None
+    experts, hidden = spec.experts, spec.hidden_size
+    assert experts is not None
     if spec.latent is not None:
         shapes = latent_tensors(spec.latent, hidden, spec.num_heads)
         cut = sum(a * b for name, (a, b) in _matrices(shapes).items() if "_b_proj" in name or name.startswith("o_proj"))
@@ -104,10 +104,10 @@ def sparse_layers(spec: ModelSpec, tp: int, kv_shards: int, layers: int, ep: int
         query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         attention = hidden * (2 * query // tp + 2 * kv // kv_shards) + (2 * spec.head_dim if spec.qk_norm else 0)
     attention += 2 * hidden
-    router = one.count * (hidden + one.router_bias)
-    sparse = min(layers, spec.num_layers - one.first_dense)
-    experts = router + (one.count // ep + one.shared) * 3 * hidden * one.width // tp
-    return layers * attention + sparse * experts + (layers - sparse) * 3 * hidden * spec.mlp_hidden_size // tp
+    router = experts.count * (hidden + experts.router_bias)
+    sparse = min(layers, spec.num_layers - experts.first_dense)
+    expert_layer = router + (experts.count // ep + experts.shared) * 3 * hidden * experts.width // tp
+    return layers * attention + sparse * expert_layer + (layers - sparse) * 3 * hidden * spec.mlp_hidden_size // tp
 
 
 def _matrices(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:

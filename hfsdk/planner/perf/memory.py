@@ -11,17 +11,17 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
 Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk.core.frozen_bases`): here it counts for one of
 them. A rollout has a base of its own, and room for one adapter of a padded rank.
 
-What is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
-rollout beside its trainer sleeps: its weights and cache are there while it generates, and not while a trainer works there; while it
-is given weights that are offloaded, both are. AdamW has temporaries while it steps (:func:`adamw_temporary_bytes`); by then
-activations are gone, so the larger of the two counts::
+A part that is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
+rollout that shares a device with its trainer sleeps: its weights and cache are there while it generates, and not while a trainer
+works there; while it is given weights that are offloaded, both are. AdamW has temporaries while it steps
+(:func:`adamw_temporary_bytes`); by then activations are gone, so the larger of the two counts::
 
     between calls      stays     of weights, gradients, optimizer what is not offloaded
     training           comes     weights, gradients, optimizer; the latter with AdamW(offload=True) for the step alone
                        works     activations + logits, or temporaries (+ optimizer)
     generating         comes     rollout_weights, kv_cache                            asked is the larger of the two phases
 
-Of several such rollouts on a device only one can sleep, and none is counted on to. A role without a ``train`` layout
+Only one of several such rollouts on a device can sleep, and none is counted on to. A role without a ``train`` layout
 (``actor.rollout``) only generates: the engine makes no trainer, so it has the rollout's copy and its cache.
 
 Activations follow Korthikanti et al. (arXiv 2205.05198) with an attention that keeps no scores: 18 h + 4 f bytes a token and
@@ -64,7 +64,7 @@ CUDA_GRAPH_BYTES = 500 * 10**6
 """vLLM's graphs for batches of up to 64 sequences: 0.21 GiB for a 1B (vLLM pull request 11349), 0.36 GiB a rank on tp2 (gpustack's
 runner, pull request 251). Not measured here."""
 GPU_PROCESS_BYTES = CUDA_CONTEXT_BYTES + NCCL_BYTES + CUDA_GRAPH_BYTES
-"""A worker process on a GPU, beside the tensors of its roles."""
+"""A worker process on a GPU, in addition to the tensors of its roles."""
 ADAMW_TEMPORARY_BYTES = {"foreach": 4, "fused": 0}
 """Bytes for each parameter that a rank steps, while it does: ``foreach`` makes the roots of all second moments before it uses one
 (``torch/optim/adam.py``, ``_multi_tensor_adam``), the fused kernel keeps them in registers."""
@@ -92,19 +92,20 @@ class MemoryEstimate:
     """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""
     kv_cache: int = 0
     activations: int = 0
-    """Of one micro-batch (with pp, of all micro-batches in flight)."""
+    """Activations of one micro-batch (with pp, of all micro-batches in flight)."""
     logits: int = 0
-    """Of one micro-batch."""
+    """Logits of one micro-batch."""
     temporaries: int = 0
-    """Of AdamW, while it steps (accelerators)."""
+    """Temporaries of AdamW while it steps (accelerators)."""
     asleep: int = 0
-    """Of ``rollout_weights`` and ``kv_cache``, what is there only while the role generates (accelerators)."""
+    """The part of ``rollout_weights`` and ``kv_cache`` that is there only while the role generates (accelerators)."""
     offloaded: tuple[str, ...] = ()
-    """Of ``"weights"``, ``"gradients"`` and ``"optimizer"``, what is in host memory while it is not used (accelerators)."""
+    """The ones of ``"weights"``, ``"gradients"`` and ``"optimizer"`` that are in host memory while they are not used
+    (accelerators)."""
     for_steps: bool = False
     """Whether the optimizer's part of that comes for the step alone, and not for the whole of an update."""
     base: int = 0
-    """Of ``weights``, those that are not trained here, which roles on a device may have together."""
+    """The part of ``weights`` that is not trained here, which roles on a device may have together."""
     base_with: str = ""
     """The role on this device that holds this one's base, which is not in ``weights`` then."""
 
@@ -138,7 +139,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """What the roles of a placement ask of one device, and what it has."""
+    """The bytes that the roles of a placement ask of one device, and those that it has."""
 
     device: int
     device_name: str
@@ -157,8 +158,8 @@ class DeviceMemory:
     @property
     def bases(self) -> tuple[tuple[str, ...], ...]:
         """The roles that hold frozen weights together, once: each time the one that they are counted with, then the others."""
-        holders = dict.fromkeys(one.base_with for one in self.roles.values() if one.base_with)
-        return tuple((name, *(other for other, one in self.roles.items() if one.base_with == name)) for name in holders)
+        holders = dict.fromkeys(estimate.base_with for estimate in self.roles.values() if estimate.base_with)
+        return tuple((name, *(other for other, estimate in self.roles.items() if estimate.base_with == name)) for name in holders)
 
 
 @checked
@@ -222,18 +223,18 @@ def role_bytes(
     )
 
 
-def bases_once(roles: Iterable[RoleSpec], held: Mapping[str, MemoryEstimate]) -> dict[str, MemoryEstimate]:
-    """Return what roles hold on a device, where those that begin with the same frozen base have it once.
+def bases_once(roles: Iterable[RoleSpec], estimates: Mapping[str, MemoryEstimate]) -> dict[str, MemoryEstimate]:
+    """Return what roles hold on a device, where roles that begin with the same frozen base have it once.
 
     Args:
-        roles: in filled layouts, all on one pool (or on another that has the device as well).
-        held: of each role, by name, what it holds by itself.
+        roles: roles in filled layouts, all on one pool (or on another that has the device as well).
+        estimates: the bytes that each role holds by itself, by its name.
     """
     keys = {role.name: base_key(role) for role in roles}
-    others = held_by_others({name: HeldBase(keys[name], one.base) for name, one in held.items()})
+    others = held_by_others({name: HeldBase(keys[name], estimate.base) for name, estimate in estimates.items()})
     return {
-        name: one if name not in others else replace(one, weights=one.weights - one.base, base=0, base_with=others[name])
-        for name, one in held.items()
+        name: replace(e, weights=e.weights - e.base, base=0, base_with=others[name]) if name in others else e
+        for name, e in estimates.items()
     }
 
 
@@ -249,8 +250,8 @@ def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False)
 @checked
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
     """Return what every placed device is asked for, in device order; roles without a model need no device."""
-    found = [replace(one, device=number) for one, numbers in alike_devices(roles, placement, cluster) for number in numbers]
-    return tuple(sorted(found, key=lambda d: d.device))
+    devices = [replace(memory, device=number) for memory, numbers in alike_devices(roles, placement, cluster) for number in numbers]
+    return tuple(sorted(devices, key=lambda d: d.device))
 
 
 def alike_devices(
@@ -266,22 +267,25 @@ def alike_devices(
         for number in pool.devices:
             if devices[number] not in kinds:
                 kinds.append(devices[number])
+            # Devices are alike when they are of one kind and the same roles live on them: a part of a pool makes others of the same
+            # pool.
             alike.setdefault((kinds.index(devices[number]), *(number in there for *_, there in near)), []).append(number)
         for (kind, *here), numbers in alike.items():
             spec = kinds[kind]
             on_cpu = spec.name.startswith("cpu")
             there = [(role, home.size) for (role, home, _), is_here in zip(near, here, strict=True) if is_here]
-            mine = {role.name: role_bytes(role, size, on_cpu=on_cpu) for role, size in there}
-            mine = bases_once((with_checked(role, train=role.train and role.train.fill(size)) for role, size in there), mine)
-            if sum(estimate.asleep > 0 for estimate in mine.values()) > 1:
-                mine = {name: replace(estimate, asleep=0) for name, estimate in mine.items()}
-            process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
-            yield (
-                DeviceMemory(
-                    device=numbers[0], device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=mine
-                ),
-                tuple(numbers),
+            estimates = {role.name: role_bytes(role, size, on_cpu=on_cpu) for role, size in there}
+            estimates = bases_once(
+                (with_checked(role, train=role.train and role.train.fill(size)) for role, size in there), estimates
             )
+            # Only one of several engines on a device can sleep, and nobody knows which: none is counted on to.
+            if sum(estimate.asleep > 0 for estimate in estimates.values()) > 1:
+                estimates = {name: replace(estimate, asleep=0) for name, estimate in estimates.items()}
+            process = CPU_PROCESS_BYTES if on_cpu else GPU_PROCESS_BYTES
+            memory = DeviceMemory(
+                device=numbers[0], device_name=spec.name, pool=pool.name, exists=spec.memory_bytes, process=process, roles=estimates
+            )
+            yield memory, tuple(numbers)
 
 
 @checked
@@ -356,8 +360,8 @@ def _pass_bytes(
     layers = spec.num_layers if role.trainable else 1
     activations = tokens * ((per_layer - again) * layers + again) * size / 2
     if role.lora is not None and role.trainable:
-        kept = 1 if role.recompute == "full" else layers
-        activations += tokens * kept * sum(sums.numbers for sums in tp_sums(AdapterSpec.of(spec, role.lora))) * size
+        inputs_kept = 1 if role.recompute == "full" else layers
+        activations += tokens * inputs_kept * sum(sums.numbers for sums in tp_sums(AdapterSpec.of(spec, role.lora))) * size
     copies = LOGITS_COPIES["cpu" if on_cpu else "gpu"][0 if role.trainable else 1]
     columns = 1 if role.head == "scalar" else padded_vocab(spec.vocab_size, tp) // tp
     return round(activations), round(tokens * columns * 4 * copies)
@@ -399,7 +403,7 @@ def _table(group: Sequence[DeviceMemory]) -> str:
 
 
 def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placement) -> str:
-    """Name the steps that help, those that help most first."""
+    """Name the steps that help, the ones that help most first."""
     options: dict[str, int] = {}
     estimates = device.roles.values()
     state = sum(e.weights + e.gradients + e.optimizer for e in estimates)
@@ -430,6 +434,7 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placemen
     options["smaller rollout_options (kv_cache_bytes, max_num_seqs)"] = sum(e.kv_cache for e in estimates)
     if device.device_name.startswith("cpu"):
         options["rollout_options.cpu_weights='shared'"] = sum(e.rollout_weights for e in estimates) // 2
+    # Steps that free less than 2 % of what is asked would send the user on errands.
     ranked = [word for word in sorted(options, key=lambda w: -options[w]) if options[word] > device.asked // 50]
     return f"What helps, most first: {'; '.join(ranked)}.{_fits_with_offload(device, roles)}"
 
@@ -446,10 +451,10 @@ def _fits_with_offload(device: DeviceMemory, roles: Sequence[RoleSpec]) -> str:
         return ""
     can = [role for role in roles if not role.shadow_of and not role.offload]
     for count in range(1, min(len(can), MOST_OFFLOADED) + 1):
-        asked = {some: _offloading(device, some).asked for some in combinations(can, count)}
-        best = min(asked, key=lambda some: asked[some])
-        if asked[best] <= device.exists:
-            return f" With offload=True for {' and '.join(role.name for role in best)} it fits: asked {_gb(asked[best])}."
+        bytes_by_roles = {some: _offloading(device, some).asked for some in combinations(can, count)}
+        best = min(bytes_by_roles, key=lambda some: bytes_by_roles[some])
+        if bytes_by_roles[best] <= device.exists:
+            return f" With offload=True for {' and '.join(role.name for role in best)} it fits: asked {_gb(bytes_by_roles[best])}."
     return ""
 
 

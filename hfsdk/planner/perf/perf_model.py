@@ -9,10 +9,10 @@ A pass of a pipeline stage over tokens, forward or backward (``docs/perf-model.m
     decode    per step: hypot(weights read, FLOPs) + layers x overhead + tp all-reduces, and the KV cache read once a token
     reshard   bytes the fullest rank lacks / its part of the link, and one copy of what it needs through its own memory
 
-A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments
-a factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on
-A100, FLOP-bound from 512). Nothing is looked up per configuration. What holds for any constants: the same input gives the same
-output, and more tokens, a larger model or less bandwidth never take less time.
+A roofline model (as LLM-Viewer, arXiv 2402.16363) whose corner is rounded: ``hypot`` is within 8 % of the larger of its arguments a
+factor 2.4 from the corner, which is how measured layers bend (Vidur's profiles, arXiv 2405.05465: flat to 64 tokens on A100,
+FLOP-bound from 512). Nothing is looked up per configuration. Two laws hold for any constants: the same input gives the same output,
+and more tokens, a larger model or less bandwidth never take less time.
 
 Symbols: P parameters, L layers, h hidden size, T tokens, tp/pp/dp the layout; a *row* is one sample.
 """
@@ -126,8 +126,9 @@ class PerfModel:
         """Return the seconds of forward and of backward over one mini-batch's rows on one dp rank.
 
         6 P T FLOPs in all (Kaplan et al., arXiv 2001.08361), a third of them forward; the backward pass also reads and writes the
-        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. Of a frozen base
-        no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each adapter's.
+        fp32 gradients of every micro-batch, computes again what was not kept, and ends with the reduction over dp. For a frozen
+        base no gradient is computed but that of its input: 4 P T (Hu et al., arXiv 2106.09685, section 4.2), and 6 for each
+        adapter's.
         """
         lengths = LengthSums.of(lengths, setup.layout.cp)
         there, back = setup.adapter_sums
@@ -140,11 +141,13 @@ class PerfModel:
         backward += (8 + 2 * setup.bytes_each) * num_micro * setup.local_learned / setup.device.memory_bandwidth
         if not lengths.tokens:
             return forward, backward
+        # Buckets are filled by the last micro-batch alone, so only its backward pass hides their sums.
         hides = backward / (num_micro + setup.layout.pp - 1) if setup.traits.overlaps_reduction else 0.0
         return forward, backward + self._exposed(setup.summed_bytes / self._rate(setup.links.dp), hides)
 
     def _exposed(self, seconds: float, hides: float) -> float:
-        """Seconds of a collective that show beside work of ``hides`` seconds."""
+        """Seconds of a collective that are not hidden by work of ``hides`` seconds."""
+        # Even a sum with enough work to hide behind shows a share of itself: its kernels take memory bandwidth from the others'.
         return max(self.exposed_reduction * seconds, seconds - hides) if hides else seconds
 
     def _pass(
@@ -168,6 +171,7 @@ class PerfModel:
         if chunked:
             num_micro, largest = math.ceil(tokens / most_tokens), min(tokens, float(most_tokens))
         tp, hidden, bandwidth = layout.tp, spec.hidden_size, device.memory_bandwidth
+        # In the pipeline's ramp the other stages wait for one micro-batch each; interleaved stages wait for a part of it.
         filling = largest / traits.interleave
         slowest, every, most = setup.stage_layers
         layer_tokens = tokens * slowest + filling * (every - slowest)
@@ -178,32 +182,38 @@ class PerfModel:
         # without a kernel that keeps scores on the chip they are plain products, of the whole square
         attention *= efficiency / (self.attention_efficiency * traits.attention) if traits.flash_attention else 2.0
         flops = reads * 2.0 * setup.layer_parameters * layer_tokens + times * attention
-        inside = spec.num_layers / every  # adapters and experts are in layers only, and not beside the output layer
+        inside = spec.num_layers / every  # adapters and experts are in layers only, and not at the output layer
         adapted = layer_tokens * inside
         arithmetic = (flops / tp + times * 2.0 * setup.adapter_products * adapted) / (setup.peak_flops * efficiency)
+        # Every micro-batch reads the weights anew; of experts only those that its tokens reach.
         layer_read = setup.layer_parameters + inside * more_read(spec, largest, layout.ep)
         weights = reads * layer_passes * layer_read * setup.bytes_each / (tp * bandwidth * self.weight_efficiency)
+        # Norms and residuals: 10 of 34 h per token that tp does not cut unless sequences are (arXiv 2205.05198, table 2).
         share = 1 / tp if traits.sequence_parallel else (10 + 24 / tp) / 34
-        kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
-        traffic = kept * hidden * share * layer_tokens
+        numbers_kept = self.activation_bytes / 2 * (1 if traits.fused else 3) * setup.bytes_each
+        traffic = numbers_kept * hidden * share * layer_tokens
         traffic += moved_rows(spec) * setup.bytes_each * adapted
         if not traits.flash_attention:
             traffic += 8 * setup.bytes_each * spec.num_heads / tp * squares
+        # Products are bound by arithmetic or by reading weights; near the ridge of the roofline both show, which the hypotenuse
+        # rounds off.
         seconds = math.hypot(arithmetic, weights) + times * traffic / bandwidth
         launching = times * layer_passes * self.launch_s
         # the host of an accelerator runs ahead of it; where the device is the host, one comes after the other
         seconds = max(seconds, launching * device.launches) if device.launches else seconds + launching
+        # Two all-reduces a layer over tp (Megatron-LM, arXiv 1909.08053), each pass again.
         message, reached = layer_tokens * hidden * setup.bytes_each, self.link_efficiency
         seconds += 2 * reduces * float(all_reduce(message, tp, setup.links.tp, layer_passes, reached))
-        for one in sums:
-            sent = adapted * one.numbers * setup.bytes_each
-            seconds += float(all_reduce(sent, tp, setup.links.tp, one.messages * layer_passes, reached))
-        if layout.cp > 1:  # beside attention, which hides as much of it as takes no longer
+        for layer_sums in sums:
+            sent = adapted * layer_sums.numbers * setup.bytes_each
+            seconds += float(all_reduce(sent, tp, setup.links.tp, layer_sums.messages * layer_passes, reached))
+        if layout.cp > 1:  # at the same time as attention, which hides as much of it as takes no longer
             ring = ring_pass(times * adapted * setup.passed_bytes, layout.cp, setup.links.cp, times * layer_passes, reached)
             seconds += max(0.0, ring - times * attention / (tp * setup.peak_flops * efficiency))
         if layout.ep > 1:
             near, far = (adapted * each for each in setup.exchanged_bytes)
             seconds += 2 * reduces * float(all_to_all(near, far, layout.ep, setup.links.ep, layer_passes * inside, reached))
+        # ZeRO-3 gathers the weights of every layer for the forward pass, and once more for the backward.
         if traits.gathers_weights:
             gathers = num_micro * (1 + (times > 1)) * self.gather(setup)
             seconds = max(seconds, gathers) if traits.overlaps_weights else seconds + gathers
@@ -221,7 +231,7 @@ class PerfModel:
         """Return the seconds of making gradients, and with the distributed optimizer updated weights, alike over dp.
 
         An all-reduce in fp32; with the distributed optimizer (ZeRO stage 1, arXiv 1910.02054) a reduce-scatter, and an all-gather
-        of the updated weights. What of them shows is in :meth:`train` and :meth:`optimizer`.
+        of the updated weights. The part of them that is not hidden is in :meth:`train` and :meth:`optimizer`.
         """
         return self.reduced_bytes(setup) / self._rate(setup.links.dp)
 
@@ -231,8 +241,8 @@ class PerfModel:
 
     def gather(self, setup: Setup) -> float:
         """Return the seconds of gathering one rank's weights from all dp ranks, as ZeRO-3 does in every pass."""
-        held, copies = self._local(setup), setup.layout.num_copies
-        others = (copies - 1) / copies * held if setup.layout.ep == 1 else held - setup.without_ep / copies
+        own_numbers, copies = self._local(setup), setup.layout.num_copies
+        others = (copies - 1) / copies * own_numbers if setup.layout.ep == 1 else own_numbers - setup.without_ep / copies
         return others * setup.bytes_each / self._rate(setup.links.dp)
 
     def optimizer(self, setup: Setup) -> float:
@@ -268,7 +278,7 @@ class PerfModel:
     def generate_each(self, setup: Setup, rows: ReplicaRows) -> dict[str, Array]:
         """Return the seconds of prefill and of decoding of several replicas by the names of their spans, [replica]."""
         prompts, which = rows.prompts
-        prefill = np.array([self.prefill(setup, one) for one in prompts])[which]
+        prefill = np.array([self.prefill(setup, lengths) for lengths in prompts])[which]
         return {"prefill": prefill, "decode": decode_each_s(self, setup, rows)}
 
     # -- weights on the move
@@ -276,7 +286,7 @@ class PerfModel:
     def reshard(self, setup: Setup, received_bytes: float | None = None, *, base: bool = False) -> float:
         """Return the seconds of a weight transition on the slowest rank.
 
-        Of a role with adapters only they go; their base goes once, and again wherever the rollout has slept (``refills``).
+        For a role with adapters only the adapters go; their base goes once, and again wherever the rollout has slept (``refills``).
 
         Args:
             setup: the actor.
@@ -284,6 +294,7 @@ class PerfModel:
             base: whether adapters' base goes too, because it is the first time.
         """
         layout, adapters = setup.layout, setup.adapters
+        # The base goes like the weights of a role without adapters, and the adapters after it.
         if adapters is not None and (base or setup.refills):
             whole = replace(setup, lora=None, refills=False)
             return self.reshard(whole) + self.reshard(replace(setup, refills=False), received_bytes)
@@ -307,6 +318,7 @@ class PerfModel:
             received / self._rate(link) + (received > 0) * link.latency_s * setup.spec.num_layers
             for received, link in zip((near, far), links.values(), strict=True)
         )
+        # A rank waits for all of its links; the transition is over with the slowest rank.
         return float(np.max(seconds)) + self.rewrite(setup)
 
     def rewrite(self, setup: Setup) -> float:
@@ -318,6 +330,7 @@ class PerfModel:
         needed = setup.rollout_local
         if setup.lora is not None:
             needed = slot_numbers(setup.spec, setup.lora, setup.rollout_tp)
+        # Every number is read once and written once.
         return 2 * needed * setup.bytes_each / (setup.device.memory_bandwidth * self.copy_efficiency)
 
     def onload(self, setup: Setup, what: str) -> float:
@@ -348,7 +361,8 @@ class PerfModel:
         """Return the seconds of a call by the names of its spans, in their order, on ranks that get these rows.
 
         ``update`` is one optimizer step over the rows. With ``stale`` the rollout lacks the trainer's weights, with ``first``
-        also those that nothing trains. ``lengths`` are those of prompts and responses together, where they were summed before.
+        also the weights that nothing trains. ``lengths`` are those of prompts and responses together, where they were summed
+        before.
         """
         kind = method_of(method)
         if kind.generates:
@@ -367,11 +381,11 @@ class PerfModel:
             return {method: each * setup.learned / self.storage_bandwidth / setup.layout.num_copies}
         if kind.phase == "inspection" or kind.work == "look":
             return {method: self.task_s}
-        found = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
+        seconds = {"forward": self.forward(setup, lengths or prompts + responses), **self._agree(setup)}
         if "weights" in setup.offloads:
             moved = self.onload(setup, "weights")
-            return {"onload": moved, **found, "offload": moved}
-        return found
+            return {"onload": moved, **seconds, "offload": moved}
+        return seconds
 
     def _agree(self, setup: Setup) -> dict[str, float]:
         return {"agree": self.agree(setup)} if setup.layout.size > 1 else {}
@@ -424,7 +438,7 @@ class PerfModel:
         """Refit at most eight constants from measured steps: robust least squares on logarithms, held to the presets.
 
         Args:
-            measured: a real session (its last step), what ``session.measured(step)`` returns, or several of these.
+            measured: a real session (its last step), a result of ``session.measured(step)``, or several of these.
             start: the constants before; by default the presets.
             constants: which to fit; by default the eight of ``hfsdk.planner.perf.calibration.FITTED`` of which the steps say most.
 

@@ -1,4 +1,4 @@
-"""``LengthSums``: what a pass needs of its rows' lengths; whoever asks for many setups sums them once."""
+"""``LengthSums``: what a pass needs of its rows' lengths, summed once for many setups."""
 
 from __future__ import annotations
 

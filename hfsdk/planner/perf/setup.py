@@ -32,16 +32,17 @@ from hfsdk.planner.perf.expert_sizes import exchanged_rows
 from hfsdk.planner.perf.memory import role_bytes
 from hfsdk.planner.perf.sizing import sizes_alone, waits, with_least
 
-# How an engine does its work, as far as it costs time: ``EngineTraits``.
-#
-# The formulas of ``PerfModel`` are the same for all engines; what differs is a handful of properties, and no seconds are written
-# here. The defaults are this package's engines: Megatron training, vLLM rollout with CUDA graphs, weights written in place. Those
-# of other systems, with which the formulas are validated, are in ``benchmarks/``.
+# -- traits of an engine, and the links of a layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTraits:
-    """What an engine does that costs time."""
+    """The properties of an engine that cost time.
+
+    The formulas of ``PerfModel`` are the same for all engines; what differs is a handful of properties, and no seconds are written
+    here. The defaults are this package's engines: Megatron training, vLLM rollout with CUDA graphs, weights written in place. Those
+    of other systems, with which the formulas are validated, are in ``benchmarks/``.
+    """
 
     cuda_graphs: bool = True
     """Whether a decode step is replayed as one graph; without, every layer's kernels are launched by the host."""
@@ -87,22 +88,22 @@ class Links:
     pp: LinkSpec
     dp: LinkSpec
     near: LinkSpec | None = None
-    """Between devices of a node; ``None`` takes ``tp``."""
+    """The link between devices of a node; ``None`` takes ``tp``."""
     far: LinkSpec | None = None
-    """Between nodes, one device's part when all of a node's devices receive; ``None`` takes ``pp``."""
+    """The link between nodes, one device's part when all of a node's devices receive; ``None`` takes ``pp``."""
     ep: AllToAllLinks | None = None
-    """Between the replicas that share experts; ``None`` where none do."""
+    """The links between the replicas that share experts; ``None`` where none do."""
     cp: LinkSpec | None = None
-    """Between the ranks that share a sequence; ``None`` where none do."""
+    """The link between the ranks that share a sequence; ``None`` where none do."""
 
     @classmethod
     def of(cls, cluster: ClusterSpec, devices: Sequence[int], layout: Layout) -> Links:
         """Find which axes cross nodes when ``layout`` (filled) lies on ``devices`` in rank order (tp, then dp, then pp)."""
         places = [(node, i, len(members)) for node, members in enumerate(cluster.node_devices) for i in range(len(members))]
         on = np.array([places[d][0] for d in devices])
-        held = np.bincount(on)
-        fullest = int(held.max())
-        uneven = len(set(held[held > 0].tolist())) > 1
+        on_node = np.bincount(on)
+        fullest = int(on_node.max())
+        uneven = len(set(on_node[on_node > 0].tolist())) > 1
         near, network = cluster.links_of(np.unique(on).tolist())
         halves = on * 2
         if near.bridge:
@@ -131,12 +132,12 @@ class Links:
 
     @property
     def within(self) -> LinkSpec:
-        """Between devices of a node."""
+        """The link between devices of a node."""
         return self.near or self.tp
 
     @property
     def across(self) -> LinkSpec:
-        """Between nodes, one device's part."""
+        """The link between nodes, one device's part."""
         return self.far or self.pp
 
 
@@ -163,7 +164,7 @@ class Setup:
 
     spec: ModelSpec
     layout: Layout
-    """Filled: training or inference."""
+    """The filled layout of training or inference."""
     device: DeviceSpec
     """The slowest of the pool."""
     links: Links
@@ -171,7 +172,7 @@ class Setup:
     head: str = "lm"
     micro_batch_tokens: int = 2048
     recompute: str = ""
-    """What the backward pass computes again, as ``RoleSpec`` has it."""
+    """The part that the backward pass computes again, as ``RoleSpec`` has it."""
     rollout: Layout | None = None
     """Layout of the generating engine; ``None`` takes ``layout``'s tp."""
     rollout_links: Links | None = None
@@ -189,7 +190,7 @@ class Setup:
     refills: bool = False
     """Whether the rollout sleeps between phases, so that a frozen base goes there with the adapters every time."""
     offloads: tuple[str, ...] = ()
-    """What stays in host memory while it is not used: ``"weights"``, ``"optimizer"``."""
+    """The parts that stay in host memory while they are not used: ``"weights"``, ``"optimizer"``."""
     traits: EngineTraits = HFSDK
 
     @classmethod
@@ -265,7 +266,7 @@ class Setup:
 
     @cached_property
     def learned(self) -> int:
-        """What is trained, kept and saved: all weights, or adapters and a scalar head."""
+        """The numbers that are trained, kept and saved: all weights, or adapters and a scalar head."""
         if self.adapters is None:
             return self.parameters
         return parameters(self.adapters) + (self.spec.hidden_size if self.head == "scalar" else 0)
@@ -273,11 +274,11 @@ class Setup:
     @cached_property
     def local(self) -> float:
         """Weights of a rank, without what lies uneven over stages."""
-        return self._held(self.layout.tp, self.layout.pp, self.layout.ep)
+        return self._numbers_of(self.layout.tp, self.layout.pp, self.layout.ep)
 
     @cached_property
     def local_learned(self) -> float:
-        """What is trained on a rank, without what lies uneven over stages."""
+        """The numbers that are trained on a rank, without those that lie uneven over stages."""
         if self.adapters is None:
             return self.local
         return self.spec.num_layers / self.layout.pp * layer_numbers(self.adapters, self.layout.tp)
@@ -285,14 +286,14 @@ class Setup:
     @property
     def rollout_local(self) -> float:
         """Weights of a rank of the generating engine."""
-        return self._held(self.rollout_tp, self.rollout_pp, self.rollout_ep)
+        return self._numbers_of(self.rollout_tp, self.rollout_pp, self.rollout_ep)
 
     @property
     def without_ep(self) -> float:
         """Weights that a rank would have if it had all experts of its tp and pp: what the dp ranks together have of them."""
-        return self._held(self.layout.tp, self.layout.pp, 1)
+        return self._numbers_of(self.layout.tp, self.layout.pp, 1)
 
-    def _held(self, tp: int, pp: int, ep: int) -> float:
+    def _numbers_of(self, tp: int, pp: int, ep: int) -> float:
         if ep == 1:
             return self.parameters / tp / pp
         return (self.parameters - self.spec.routed_parameters * (1 - 1 / ep)) / tp / pp
@@ -320,7 +321,7 @@ class Setup:
 
     @cached_property
     def _from_others(self) -> float:
-        """Of what a rank trains, what others update where all that have it get a part; experts are on dp / ep ranks."""
+        """The numbers that a rank trains and others update, where all that have them get a part; experts are on dp / ep ranks."""
         copies = self.layout.num_copies
         if self.layout.ep == 1:
             return (copies - 1) / copies * self.local_learned
@@ -364,7 +365,7 @@ class Setup:
 
     @cached_property
     def adapter_sums(self) -> tuple[Sums, Sums]:
-        """What a layer's adapters sum over tp forwards, and backwards; in the generating engine W x and B A x have one sum."""
+        """The sums over tp of a layer's adapters, forwards and backwards; in the generating engine W x and B A x have one sum."""
         return (Sums(), Sums()) if self.adapters is None else tp_sums(self.adapters)
 
     @cached_property
@@ -408,7 +409,7 @@ class Setup:
 
     @property
     def forwards_again(self) -> float:
-        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small beside them)."""
+        """Share of a forward pass that the backward pass computes again; selective: the MLPs (attention is small in comparison)."""
         mlps = 3 * self.spec.num_layers * self.spec.hidden_size * self.spec.mlp_width_per_token
         return {"": 0.0, "selective": mlps / self.matmul_parameters, "full": 1.0}[self.recompute]
 
@@ -444,12 +445,12 @@ def reshard_bytes(
     if replicas are numbered so that these nest.
     """
     nests = (train.tp == 1 or train.tp % rollout_tp == 0) and train.pp % rollout_pp == 0
-    needed, kept = rollout_tp * rollout_pp, max(train.pp, rollout_pp) * max(train.tp, rollout_tp)
+    needed, shared_by = rollout_tp * rollout_pp, max(train.pp, rollout_pp) * max(train.tp, rollout_tp)
     if train.ep == rollout_ep == 1:
         model_bytes = parameters(spec) * DTYPE_BYTES[dtype]
-        return model_bytes / needed - (model_bytes / kept if nests else 0.0)
+        return model_bytes / needed - (model_bytes / shared_by if nests else 0.0)
     experts = spec.routed_parameters * DTYPE_BYTES[dtype]
     others = parameters(spec) * DTYPE_BYTES[dtype] - experts
     few, many = sorted((train.ep, rollout_ep))
-    held = (others + (0 if many % few else experts / many)) / kept if nests else 0.0
-    return (others + experts / rollout_ep) / needed - held
+    present = (others + (0 if many % few else experts / many)) / shared_by if nests else 0.0
+    return (others + experts / rollout_ep) / needed - present

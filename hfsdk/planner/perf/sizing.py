@@ -1,8 +1,8 @@
 """``sized``: how many sequences and how much key/value cache every rollout gets, chosen once when roles are placed.
 
-What is left open comes from the memory that is there while a rollout generates, by the phases of :mod:`hfsdk.planner.perf.memory`.
-A rollout that sleeps beside its trainer has all that does not stay; one that never sleeps leaves room for the greediest call of any
-role on its device. Rollouts that are awake at the same time get equal parts::
+Sizes that are left open come from the memory that is there while a rollout generates, by the phases of
+:mod:`hfsdk.planner.perf.memory`. A rollout that sleeps while its trainer works has all that does not stay; one that never sleeps
+leaves room for the greediest call of any role on its device. Rollouts that are awake at the same time get equal parts::
 
     80 GB        colocated, sleeps                            a pool of its own
     8 %          kept free                                    kept free
@@ -10,7 +10,8 @@ role on its device. Rollouts that are awake at the same time get equal parts::
     stays        weights, gradients, AdamW of all roles       rollout's weights
     process      context, NCCL, graphs                        context, NCCL, graphs
 
-What fits with one longest sequence is never refused. Up to 8 GB (or 64 longest sequences) are taken at the price of the 8 %.
+A rollout that fits with one longest sequence is never refused. Up to 8 GB (or 64 longest sequences) are taken at the price of the 8
+%.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec)
     return [with_sizes(role) if waits(role) else role for role in every]
 
 
-def sizes_alone(role: RoleSpec, held: MemoryEstimate, devices: Collection[DeviceSpec]) -> RolloutOptions:
+def sizes_alone(role: RoleSpec, estimate: MemoryEstimate, devices: Collection[DeviceSpec]) -> RolloutOptions:
     """Return the sizes of a role's rollout where no other role is on its devices.
 
     Args:
-        role: in its layouts.
-        held: what it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
+        role: the role in its layouts.
+        estimate: the bytes it asks of each device, as ``role_bytes`` has it of :func:`with_least`.
         devices: kinds of its devices.
     """
     if not waits(role):
@@ -61,7 +62,7 @@ def sizes_alone(role: RoleSpec, held: MemoryEstimate, devices: Collection[Device
     free = [
         free_bytes(DeviceMemory(
             device=0, device_name=device.name, pool="", exists=device.memory_bytes, process=GPU_PROCESS_BYTES,
-            roles={role.name: held},
+            roles={role.name: estimate},
         ), [role.name])[role.name]
         for device in devices
     ]  # fmt: skip
@@ -105,19 +106,19 @@ def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> Rollou
 def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Free]:
     """Return, for each rollout of a device that waits for its cache, the bytes for it and for what vLLM works with.
 
-    ``device`` counts the least cache for each of them (:func:`with_least`). Nobody gets less than that, whatever is free.
+    ``device`` counts the least cache for each of them (:func:`with_least`). No rollout gets less than that, however little is free.
     """
-    mine = {name: device.roles[name] for name in waiting if name in device.roles}
-    asleep = [name for name, estimate in mine.items() if estimate.asleep]
-    awake = [name for name in mine if name not in asleep]
+    waiting_roles = {name: device.roles[name] for name in waiting if name in device.roles}
+    asleep = [name for name, estimate in waiting_roles.items() if estimate.asleep]
+    awake = [name for name in waiting_roles if name not in asleep]
     greediest = max((e.working for e in device.roles.values()), default=0)
-    held = device.process + sum(e.resident for e in device.roles.values())
+    taken_bytes = device.process + sum(e.resident for e in device.roles.values())
 
     def part(name: str, exists: int) -> int:
-        room = exists - held
-        parts = [(room - mine[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
-        if name in awake:  # beside the one that sleeps, while that one generates
-            parts += [(room - mine[other].asleep, len(awake) + 1) for other in asleep]
-        return mine[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
+        room = exists - taken_bytes
+        parts = [(room - waiting_roles[name].asleep, len(awake) + 1)] if name in asleep else [(room - greediest, len(awake))]
+        if name in awake:  # at the same time as the one that sleeps, while that one generates
+            parts += [(room - waiting_roles[other].asleep, len(awake) + 1) for other in asleep]
+        return waiting_roles[name].kv_cache + max(0, min(left // shared_by for left, shared_by in parts))
 
-    return {name: (part(name, int(MAX_SHARE * device.exists)), part(name, device.exists)) for name in mine}
+    return {name: (part(name, int(MAX_SHARE * device.exists)), part(name, device.exists)) for name in waiting_roles}

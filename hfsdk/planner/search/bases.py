@@ -1,10 +1,10 @@
 """Items that begin with the same frozen base hold it once on a device, where they cut it alike: sums of bytes that know it.
 
-What items hold depends then on each other's layouts. A search bounds it from below: of a group of such items everybody's own bytes,
-and the base of the one whose least is most::
+The bytes of items then depend on each other's layouts. A search bounds it from below: of a group of such items everybody's own
+bytes, and the base of the one whose least is most::
 
     actor      adapters, moments     base, tp8            least of the three together: 1 + 1 + 0 GB of their own, and the base once
-    critic     adapters, moments     base, tp8 or tp4     in tp8, critic tp4: the base of tp4 beside that of tp8
+    critic     adapters, moments     base, tp8 or tp4     in tp8, critic tp4: the base of tp4 and that of tp8
     reference                        base, tp8
 """
 
@@ -39,17 +39,17 @@ def base_groups(roles: Iterable[RoleSpec]) -> tuple[int, ...]:
     return tuple(bases.index(base) if base is not None and bases.count(base) > 1 else ALONE for base in bases)
 
 
-def least_of(one: Candidates) -> Least:
+def least_of(candidates: Candidates) -> Least:
     """Return the least bytes of an item over its candidates."""
-    return Least(one.resident.min(), one.own.min(), one.base.min())
+    return Least(candidates.resident.min(), candidates.own.min(), candidates.base.min())
 
 
 def least_of_all(least: Mapping[int, Least], groups: Sequence[int], *, but: int = -1) -> Array:
-    """Return the least bytes that items hold together on a device; with ``but`` beside that item, which holds its base itself.
+    """Return the least bytes that items hold together on a device; with ``but``: next to that item, which holds its base itself.
 
     Args:
-        least: of every item there, by number.
-        groups: of all items.
+        least: the least bytes of every item there, by number.
+        groups: the group of every item.
         but: number of an item there that is left out.
     """
     total: Array = np.zeros(())
@@ -72,16 +72,16 @@ def held_twice(chosen: Array, items: Sequence[int], candidates: Sequence[Candida
 
     Args:
         chosen: candidate numbers, [plan, item].
-        items: numbers of those on one pool.
-        candidates: of all items.
-        groups: of all items.
+        items: numbers of the items on one pool.
+        candidates: candidates of all items.
+        groups: the group of every item.
     """
     saved = np.zeros(len(chosen))
     for group in {groups[item] for item in items} - {ALONE}:
-        mine = [item for item in items if groups[item] == group]
-        shapes = [candidates[item].shapes[chosen[:, item]] for item in mine]
-        bases = [candidates[item].base[chosen[:, item]] for item in mine]
-        for n in range(1, len(mine)):  # of each with one before it in the same shape, the smaller of the two
+        members = [item for item in items if groups[item] == group]
+        shapes = [candidates[item].shapes[chosen[:, item]] for item in members]
+        bases = [candidates[item].base[chosen[:, item]] for item in members]
+        for n in range(1, len(members)):  # of each with one before it in the same shape, the smaller of the two
             most = np.max([np.where(shapes[m] == shapes[n], bases[m], 0.0) for m in range(n)], axis=0)
             saved += np.minimum(most, bases[n])
     return saved

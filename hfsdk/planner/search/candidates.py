@@ -1,4 +1,4 @@
-"""What every call takes in every layout on pools of every size: predicted once, looked up by the search.
+"""Tables of every call's seconds in every layout on pools of every size: predicted once, looked up by the search.
 
 For an item on a pool the *candidates* are its layouts that fit the model and, alone, the device. Those that are no better than
 another in the seconds of any call and in either kind of bytes cannot make a plan better, and are dropped (where others may hold the
@@ -58,8 +58,8 @@ Fitting = tuple[tuple[LayoutsOf, ...], Array, Array, Array]
 
 
 @dataclass(eq=False, kw_only=True)
-class Known:
-    """What a cluster's layouts are whatever a step does: setups, links, bytes. Searches share it, and find the same without it."""
+class ClusterCache:
+    """Setups, links and bytes of a cluster's layouts, whatever a step does. Searches share them, and find the same without them."""
 
     kinds: tuple[Kind, ...]
     bridged: frozenset[Kind]
@@ -75,19 +75,19 @@ class Known:
 
 
 @lru_cache(maxsize=4)
-def _known(cluster: ClusterSpec) -> Known:
+def _cache_of(cluster: ClusterSpec) -> ClusterCache:
     kinds = kinds_of(cluster)
     near = {kind: cluster.links_of([cluster.node_of(node[0]) for node in kind.nodes])[0] for kind in kinds}
-    return Known(kinds=kinds, bridged=frozenset(kind for kind in kinds if near[kind].bridge))
+    return ClusterCache(kinds=kinds, bridged=frozenset(kind for kind in kinds if near[kind].bridge))
 
 
-def known_of(cluster: ClusterSpec) -> Known:
+def cache_of(cluster: ClusterSpec) -> ClusterCache:
     """Return what was found of a cluster's layouts so far; anew where it has become much."""
-    found = _known(cluster)
-    if len(found.setups) > MOST_SETUPS:
-        _known.cache_clear()
-        found = _known(cluster)
-    return found
+    cache = _cache_of(cluster)
+    if len(cache.setups) > MOST_SETUPS:
+        _cache_of.cache_clear()
+        cache = _cache_of(cluster)
+    return cache
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,7 +100,7 @@ class Candidates:
     resident: Array
     """Bytes held all the time, [candidate]."""
     base: Array
-    """Of these, bytes that roles which begin with the same frozen base have together where it is cut alike, [candidate]."""
+    """The bytes of ``resident`` that roles with the same frozen base have together where it is cut alike, [candidate]."""
     working: Array
     """Further bytes while its greediest call runs, [candidate]."""
 
@@ -115,8 +115,8 @@ class Candidates:
     @cached_property
     def own(self) -> Array:
         """Bytes held all the time that are nobody else's, [candidate]."""
-        found: Array = self.resident - self.base
-        return found
+        own_bytes: Array = self.resident - self.base
+        return own_bytes
 
     @cached_property
     def shapes(self) -> Array:
@@ -163,19 +163,19 @@ def room(kind: Kind) -> int:
 
 @dataclass(eq=False)
 class Tables:
-    """Predicts seconds and bytes of items and remembers them; see the module's text."""
+    """Tables of each item's candidates, and of their seconds and bytes, on pools of every size; each is predicted once."""
 
     cluster: ClusterSpec
     perf: PerfModel
     least: bool = False
     """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
     alone: bool = True
-    """Whether they are timed with the cache that they have beside their own role alone, and not with what they should have."""
+    """Whether they are timed with the cache that they have with their own role alone, and not with what they should have."""
     step: int = -1
     """Number of the step of the run whose response lengths are generated; -1: seconds are the mean over all that are known."""
     num_predicted: int = 0
     """Layouts of items on pools whose calls were predicted."""
-    known: Known = field(init=False)
+    cache: ClusterCache = field(init=False)
     _shares_cores: bool = field(init=False)
     _items: dict[Item, int] = field(default_factory=dict)
     _candidates_of: dict[Any, Candidates] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Tables:
     _costs: dict[Any, NamedSeconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.known, self._shares_cores = known_of(self.cluster), self.cluster.shares_cores
+        self.cache, self._shares_cores = cache_of(self.cluster), self.cluster.shares_cores
 
     def but(self, *, least: bool = False, alone: bool = True) -> Tables:
         """Return tables with other sizes for rollouts; what does not depend on those is shared."""
@@ -197,14 +197,14 @@ class Tables:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of the cluster's nodes."""
-        return self.known.kinds
+        return self.cache.kinds
 
     def candidates(
         self, item: Item, jobs: Sequence[Job], kind: Kind, size: int, *, everything: bool = False, shares: bool = False
     ) -> Candidates:
         """Return the layouts of an item on a pool that are not worse than another (or all); none where nothing fits.
 
-        Where other items begin with the same frozen base (``shares``) they are compared among those that cut it alike.
+        Where other items begin with the same frozen base (``shares``) they are compared among candidates that cut it alike.
         """
         about = tuple((job.method, job.call.id if job.call else 0, job.stale, job.away, job.sync) for job in jobs)
         sizes = (self.alone, self.least) if waits(item.role) and not kind.on_cpu else ()
@@ -217,17 +217,17 @@ class Tables:
         layouts, resident, base, working = self._fitting(item, kind, size)
         seconds = [[self.seconds(item, job, each, kind, size) for job in jobs] for each in layouts]
         self.num_predicted += len(layouts)
-        found = Candidates(
+        candidates = Candidates(
             layouts=layouts, seconds=np.array(seconds).reshape(len(layouts), len(jobs)), resident=resident, base=base,
             working=working,
         )  # fmt: skip
-        return found if everything or len(layouts) < 2 else found.take(_undominated(found, shares))
+        return candidates if everything or len(layouts) < 2 else candidates.take(_undominated(candidates, shares))
 
     def _fitting(self, item: Item, kind: Kind, size: int) -> Fitting:
         """Return the layouts that the memory of a pool's devices allows, with their bytes."""
         role = item.role
         key = self._like(item), role.train, role.rollout, role.auto, kind, size, self.least
-        if key not in self.known.fitting:
+        if key not in self.cache.fitting:
             rows: list[tuple[LayoutsOf, int, int, int]] = []
             most = room(kind)
             layers: dict[int, float] = {}
@@ -237,12 +237,12 @@ class Tables:
                     layers[train.ep] = layers.get(train.ep) or layer_bytes(role, train.ep)
                     if layers[train.ep] > most * train.tp * train.pp:
                         continue  # said at once what the memory model says of most layouts of a large model
-                held = self.bytes_of(item, layouts, kind, size)
-                if held.total <= most:
-                    rows.append((layouts, held.resident, held.base, held.working))
+                estimate = self.bytes_of(item, layouts, kind, size)
+                if estimate.total <= most:
+                    rows.append((layouts, estimate.resident, estimate.base, estimate.working))
             resident, base, working = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2, 3))
-            self.known.fitting[key] = tuple(row[0] for row in rows), resident, base, working
-        return self.known.fitting[key]
+            self.cache.fitting[key] = tuple(row[0] for row in rows), resident, base, working
+        return self.cache.fitting[key]
 
     # -- layouts
 
@@ -265,11 +265,11 @@ class Tables:
         sharded = role.optimizer is not None and role.optimizer.distributed
         shape = (train.tp, train.pp, train.ep, train.cp, train.num_copies if sharded else 0) if train else (0, 0, 0, 0, 0)
         key = self._like(item), shape, (cut := Cut.of(rollout)), kind.on_cpu, least
-        if key not in self.known.bytes:
+        if key not in self.cache.bytes:
             role = self._generating(item, cut, least)
             role = role if train is None else with_checked(role, train=train)
-            self.known.bytes[key] = role_bytes(role, size, on_cpu=kind.on_cpu, longest=item.long_row)
-        return self.known.bytes[key]
+            self.cache.bytes[key] = role_bytes(role, size, on_cpu=kind.on_cpu, longest=item.long_row)
+        return self.cache.bytes[key]
 
     # -- seconds
 
@@ -280,8 +280,8 @@ class Tables:
 
     def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> NamedSeconds:
         """Return the same by the names of spans, in order, without what lies before the first one."""
-        found, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
-        return found if slower == 1.0 else [(name, seconds * slower) for name, seconds in found]
+        phases, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
+        return phases if slower == 1.0 else [(name, seconds * slower) for name, seconds in phases]
 
     def slowdown(self, kind: Kind, size: int) -> float:
         """Return how many times as long calls take because all workers of a pool are at work and share a node's cores."""
@@ -399,13 +399,13 @@ class Tables:
         cut = Cut.of(layouts["rollout"] if rollout else None)
         alone = self.alone and cut.tp > 0 and waits(item.role)  # of the others every table has the same
         key = self._like(item), kind, size, train.tp, train.pp, train.ep, train.cp, cut, alone
-        if key not in self.known.setups:
-            self.known.setups[key] = self._setup(item, layouts, train, cut, kind, size)
-        return Where(key, self.known.setups[key])
+        if key not in self.cache.setups:
+            self.cache.setups[key] = self._setup(item, layouts, train, cut, kind, size)
+        return Where(key, self.cache.setups[key])
 
     def _setup(self, item: Item, layouts: LayoutsOf, train: Layout, cut: Cut, kind: Kind, size: int) -> Setup:
         rollout_tp, least = cut.tp, (self._like(item), kind, cut.tp)
-        if least not in self.known.setups:
+        if least not in self.cache.setups:
             few = max(1, rollout_tp)
             small = {"train": Layout(tp=few, dp=1)} | ({"rollout": Layout(tp=few, dp=1)} if rollout_tp else {})
             role = with_checked(item.role, train=small["train"], rollout=small.get("rollout"))
@@ -413,7 +413,7 @@ class Tables:
             if kind.whole:
                 rollout = Layout(tp=few, dp=len(home) // few) if rollout_tp else None
                 role = with_checked(role, train=Layout(dp=len(home)), rollout=rollout)
-            self.known.setups[least] = Setup.of(role, self.cluster, home)
+            self.cache.setups[least] = Setup.of(role, self.cluster, home)
         changes: dict[str, Any] = {"layout": train, "links": self.links(train, kind, size)}
         if rollout_tp:
             changes["rollout"] = Layout(tp=rollout_tp, dp=size // rollout_tp, ep=cut.ep)
@@ -426,31 +426,31 @@ class Tables:
                     options = sizes_alone(role, self.bytes_of(item, layouts, kind, size, least=True), self._devices(kind))
                 changes["max_num_seqs"] = options.max_num_seqs or LEAST_SEQS
                 changes["kv_cache_bytes"] = cache_bytes(role.model, options, rollout_tp, role.dtype, on_cpu=False)
-        return replace(self.known.setups[least], **changes)
+        return replace(self.cache.setups[least], **changes)
 
     def _generating(self, item: Item, cut: Cut, least: bool) -> RoleSpec:
         """Return an item's role with a rollout so cut, all that its bytes depend on; ``least``: with the smallest cache."""
         key = self._like(item), cut, least
-        if key not in self.known.roles:
+        if key not in self.cache.roles:
             role = with_checked(item.role, rollout=Layout(tp=cut.tp, ep=cut.ep, dp=cut.ep) if cut.tp else None)
-            self.known.roles[key] = with_least(role) if least else role
-        return self.known.roles[key]
+            self.cache.roles[key] = with_least(role) if least else role
+        return self.cache.roles[key]
 
     def _devices(self, kind: Kind) -> Sequence[DeviceSpec]:
         return list(dict.fromkeys(self.cluster.devices)) if kind.whole else [kind.device]
 
     def links(self, layout: Layout, kind: Kind, size: int) -> Links:
         """Return ``Links.of`` a layout on a pool of this size; those of tp, pp and dp that cross nodes alike share the answer."""
-        plain = layout.ep == layout.cp == 1 and not kind.whole and kind not in self.known.bridged
+        plain = layout.ep == layout.cp == 1 and not kind.whole and kind not in self.cache.bridged
         key = kind, crossings(layout, kind.node_size, size) if plain else layout
-        if key not in self.known.links:
+        if key not in self.cache.links:
             home = kind.devices if kind.whole else (pack(kind, [size]) or [()])[0]
-            self.known.links[key] = Links.of(self.cluster, home, layout)
-        return self.known.links[key]
+            self.cache.links[key] = Links.of(self.cluster, home, layout)
+        return self.cache.links[key]
 
     def _like(self, item: Item) -> int:
         if item not in self._items:
-            self._items[item] = self.known.likes.setdefault((item.like, item.long_row), next(self.known.numbers))
+            self._items[item] = self.cache.likes.setdefault((item.like, item.long_row), next(self.cache.numbers))
         return self._items[item]
 
 
@@ -464,5 +464,5 @@ def _undominated(candidates: Candidates, shares: bool) -> Array:
         shapes = candidates.shapes[order]
         no_worse &= shapes[:, None] == shapes[None]
     beaten = np.triu(no_worse, 1).any(0)  # by one before it in order: of two alike the first stays
-    kept: Array = np.sort(order[~beaten])
-    return kept
+    undominated: Array = np.sort(order[~beaten])
+    return undominated

@@ -1,4 +1,4 @@
-"""Which layouts of a role cover a pool: as declared, or every one that fits the model, tp within a node."""
+"""Layouts of a role that cover a pool: as declared, or every one that fits the model, tp within a node."""
 
 from __future__ import annotations
 

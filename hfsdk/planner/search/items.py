@@ -1,4 +1,4 @@
-"""What is placed, and in which ways: items (roles and shadows), their jobs, and groupings (who shares devices with whom).
+"""Items, jobs and groupings: what is placed (roles and shadows), its calls, and which items share devices.
 
 The family of plans: every set partition of the items into pools; blocks of frozen models may instead lie side by side on parts of
 a pool that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer
@@ -34,22 +34,22 @@ class Job:
     """A call as it is laid out; with shadows there is one more for every export of weights."""
 
     item: str
-    """Who carries it out; empty for a CPU task."""
+    """The item that carries it out; empty for a CPU task."""
     role: str
-    """Whose call it is in the trace: the item's name, or ``"session"``."""
+    """The role whose call it is in the trace: the item's name, or ``"session"``."""
     method: str
     call: RecordedCall | None
     """``None`` for an export."""
     after: tuple[int, ...]
     """Numbers of the jobs it waits for, in the order of submission."""
     stale: bool = False
-    """Of a generation: the weights have changed since the last one."""
+    """Whether the weights have changed since the last generation; of a generation."""
     away: bool = False
     """Whether the weights are with the other engine where only one has them at a time (CPU, ``cpu_weights="shared"``)."""
     sync: bool = False
-    """Of a shadow: it takes the weights over first."""
+    """Whether it takes the weights over first; of a shadow."""
     source: str = ""
-    """Of such: the role they come from."""
+    """The role whose weights a shadow takes over."""
 
     @property
     def phase(self) -> str:
@@ -59,13 +59,13 @@ class Job:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Item:
-    """What is placed as one: a role, or a shadow of one (``actor.rollout``)."""
+    """The unit of placement: a role, or a shadow of one (``actor.rollout``)."""
 
     name: str
     role: RoleSpec
-    """With ``rollout=None`` where a shadow generates."""
+    """The role, with ``rollout=None`` where a shadow generates."""
     trained: RoleSpec | None = None
-    """Of a shadow, the role whose weights it takes."""
+    """The role whose weights a shadow takes."""
     like: RoleSpec
     """The role without its name and layouts: items alike in it cost the same."""
     long_row: int = 0
@@ -79,7 +79,7 @@ class Item:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mode:
-    """Which shadows there are, and with them the items and the jobs in the order of submission."""
+    """A choice of shadows, and with them the items and the jobs in the order of submission."""
 
     items: tuple[Item, ...]
     jobs: tuple[Job, ...]
@@ -96,7 +96,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Who shares devices with whom: blocks of item numbers, and of each the block it lies on a part of (-1: a pool of its own)."""
+    """Blocks of items (by number) that share devices, and the block that each lies on a part of (-1: a pool of its own)."""
 
     blocks: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]
@@ -194,7 +194,7 @@ def _groupings(frozen: tuple[bool, ...], shadow_of: tuple[int, ...]) -> tuple[Gr
             homes = [-1] * len(blocks)
             for part, host in zip(parts, chosen, strict=True):
                 homes[part] = host
-            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs beside a part that is alone
+            if any(chosen.count(host) == 1 for host in hosts):  # nothing runs at the same time as a part that is alone
                 continue
             groupings.append(Grouping(blocks, tuple(homes)))
     return tuple(groupings)

@@ -40,7 +40,7 @@ class Leaf:
 
     @property
     def number(self) -> Number:
-        """Which placement of a search it is."""
+        """The placement of the search that it is."""
         return self.space.mode.shadows, self.arrangement, self.sizes
 
     @property
@@ -50,7 +50,7 @@ class Leaf:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """Of every block the one it lies on a part of, or -1."""
+        """The block that each block lies on a part of, or -1."""
         return self.space.groupings[self.space.arrangements[self.arrangement].grouping].hosts
 
     def kind(self, block: int) -> Kind:
@@ -65,18 +65,18 @@ class Leaf:
         """Return every block's device numbers; ``None`` where they cannot lie side by side."""
         by_block: list[tuple[int, ...]] = [()] * len(self.blocks)
         for kind in self.space.kinds:
-            mine = [b for b, host in enumerate(self.hosts) if host < 0 and self.kind(b) is kind]
-            placed = pack(kind, [self.num_devices(b) for b in mine]) if mine else []
+            blocks = [b for b, host in enumerate(self.hosts) if host < 0 and self.kind(b) is kind]
+            placed = pack(kind, [self.num_devices(b) for b in blocks]) if blocks else []
             if placed is None:
                 return None
-            for b, devices in zip(mine, placed, strict=True):
+            for b, devices in zip(blocks, placed, strict=True):
                 by_block[b] = devices
         for host in {h for h in self.hosts if h >= 0}:
-            mine = [b for b, h in enumerate(self.hosts) if h == host]
-            placed = pack_parts(self.kind(host), by_block[host], [self.num_devices(b) for b in mine])
+            blocks = [b for b, h in enumerate(self.hosts) if h == host]
+            placed = pack_parts(self.kind(host), by_block[host], [self.num_devices(b) for b in blocks])
             if placed is None:
                 return None
-            for b, devices in zip(mine, placed, strict=True):
+            for b, devices in zip(blocks, placed, strict=True):
                 by_block[b] = devices
         return by_block
 
@@ -95,10 +95,10 @@ class Leaf:
 
     def best(self, limit: float) -> tuple[float, tuple[LayoutsOf, ...]] | None:
         """Return (seconds of a step, layouts of every item) where it is below ``limit``, else ``None``."""
-        found = self.all_below(limit)
-        if found is None or not len(found[0]):
+        fitting = self.all_below(limit)
+        if fitting is None or not len(fitting[0]):
             return None
-        seconds, chosen, candidates = found
+        seconds, chosen, candidates = fitting
         at = int(np.argmin(seconds))
         return float(seconds[at]), tuple(c.layouts[chosen[at, i]] for i, c in enumerate(candidates))
 
@@ -108,8 +108,11 @@ class Leaf:
         if candidates is None or not all(map(len, candidates)):
             return None
         candidates = self._beside_others(candidates)
+        # Every job at its least is a bound of all plans here: it costs one replay and rules out most placements.
         if not all(map(len, candidates)) or self._seconds(np.full((1, len(candidates)), -1), candidates)[0] >= limit:
             return None
+        # Candidates that fall out leave others more time and fewer bytes to fit beside, so both filters go on until nothing
+        # changes.
         for _ in range(MOST_ROUNDS):
             before = sum(map(len, candidates))
             candidates = self._promising(candidates, limit)
@@ -118,6 +121,8 @@ class Leaf:
             if sum(map(len, candidates)) == before:
                 break
         chosen, seconds = np.zeros((1, 0), dtype=np.int64), np.zeros(1)
+        # Items are added one at a time: a prefix that does not fit, or is too slow with the least of the rest, takes all of its
+        # plans with it.
         for i in range(len(candidates)):
             count = len(candidates[i])
             chosen = np.column_stack([np.repeat(chosen, count, axis=0), np.tile(np.arange(count), len(chosen))])
@@ -140,6 +145,8 @@ class Leaf:
         kinds = space.arrangements[self.arrangement].kinds
         candidates = [space.candidates(i, kinds[homes[i]], self.sizes[homes[i]]) for i in range(len(homes))]
         shadows = [i for i, item in enumerate(space.mode.items) if item.trained is not None]
+        # Only a sync asks which devices a pool has; else sizes that are powers of two always fit side by side, and packing can be
+        # left out.
         if not shadows and all(kind.node_size & (kind.node_size - 1) == 0 for kind in space.kinds):
             return candidates
         devices = self.devices()
@@ -153,45 +160,47 @@ class Leaf:
         return candidates
 
     def _beside_others(self, candidates: Sequence[Candidates]) -> list[Candidates]:
-        """Leave out candidates that do not fit beside the least that others hold on the same device."""
+        """Leave out candidates that do not fit together with the least that others hold on the same device."""
         groups = self.space.base_groups
         of_item = [{i: least_of(candidates[i]) for i in block} for block in self.blocks]
-        least = [float(least_of_all(one, groups)) for one in of_item]
+        least = [float(least_of_all(least_bytes, groups)) for least_bytes in of_item]
         fitting = list(candidates)
         for b, block in enumerate(self.blocks):
             parts = [least[p] for p, host in enumerate(self.hosts) if host == b]
+            # Of several parts each has devices of its own, so a host's device meets one of them; a part's device meets its host.
             beside = max(parts, default=0.0) + (least[self.hosts[b]] if self.hosts[b] >= 0 else 0.0)
             most = room(self.kind(b))
             for i in block:
-                one = candidates[i]
-                fits = one.resident + one.working + beside + float(least_of_all(of_item[b], groups, but=i)) <= most
+                layouts = candidates[i]
+                fits = layouts.resident + layouts.working + beside + float(least_of_all(of_item[b], groups, but=i)) <= most
                 if not fits.all():
-                    fitting[i] = one.take(np.flatnonzero(fits))
+                    fitting[i] = layouts.take(np.flatnonzero(fits))
         return fitting
 
-    def _with_sync(self, item: int, candidates: Candidates, mine: set[int], theirs: set[int]) -> Candidates:
-        """Weights come over the network, unless both pools lie in one node."""
-        tables, one = self.space.tables, self.space.mode.items[item]
-        size, cluster = len(mine), tables.cluster
+    def _with_sync(self, item: int, candidates: Candidates, own_devices: set[int], theirs: set[int]) -> Candidates:
+        """Return candidates with the sync that the device numbers need: over the network, unless both pools lie in one node."""
+        tables, unit = self.space.tables, self.space.mode.items[item]
+        size, cluster = len(own_devices), tables.cluster
         block = next(b for b, members in enumerate(self.blocks) if item in members)
         assumed = tables.far(self.kind(block), size)
-        is_far = len({cluster.node_of(d) for d in (min(mine), max(mine), min(theirs), max(theirs))}) > 1
+        is_far = len({cluster.node_of(d) for d in (min(own_devices), max(own_devices), min(theirs), max(theirs))}) > 1
         if assumed == is_far:
             return candidates
-        more = [tables.sync_s(one, x, far=is_far) - tables.sync_s(one, x, far=assumed) for x in candidates.layouts]
+        # The tables priced the sync before the device numbers were known; only the difference is added.
+        more = [tables.sync_s(unit, x, far=is_far) - tables.sync_s(unit, x, far=assumed) for x in candidates.layouts]
         syncs = [self.space.mode.jobs[j].sync for j in self.space.jobs_of[item]]
         return replace(candidates, seconds=candidates.seconds + np.outer(more, syncs))
 
     def _promising(self, candidates: Sequence[Candidates], limit: float) -> list[Candidates]:
-        """Leave out the candidates with which the step is too long whatever the others do."""
-        counts = [len(one) for one in candidates]
+        """Leave out the candidates with which the step is too long with any of the others."""
+        counts = [len(layouts) for layouts in candidates]
         chosen = np.full((sum(counts), len(counts)), -1)
         first = np.cumsum([0, *counts])
         for i, count in enumerate(counts):
             chosen[first[i] : first[i + 1], i] = np.arange(count)
         below = self._seconds(chosen, candidates) < limit
         keep = [np.flatnonzero(below[first[i] : first[i + 1]]) for i in range(len(counts))]
-        return [one if len(k) == len(one) else one.take(k) for one, k in zip(candidates, keep, strict=True)]
+        return [c if len(k) == len(c) else c.take(k) for c, k in zip(candidates, keep, strict=True)]
 
     def _seconds(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return the step's seconds; of items that are not chosen yet (or have -1) every job takes its least."""
@@ -200,32 +209,32 @@ class Leaf:
 
     def _beside_other_pools(self, chosen: Array, candidates: Sequence[Candidates], least: Array, limit: float) -> Array:
         """Return the step's seconds where pools that are at work at the same time share cores; never below ``least``."""
-        found = least.copy()
+        seconds = least.copy()
         below = np.flatnonzero(least < limit)
         if len(below):
-            found[below] = self.shared(self._jobs(chosen[below], candidates))[1].max(1)
-        return found
+            seconds[below] = self.shared(self._jobs(chosen[below], candidates))[1].max(1)
+        return seconds
 
     def _jobs(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return every job's seconds, [plan, job]."""
         space = self.space
         by_job = np.tile(space.fixed[:, None], (1, len(chosen)))  # as the replay reads them
-        for i, one in enumerate(candidates):
+        for i, layouts in enumerate(candidates):
             jobs = space.jobs_of[i]
             if not jobs:
                 continue
-            least = one.seconds.min(0) if len(one) else np.full(len(jobs), np.inf)
+            least = layouts.seconds.min(0) if len(layouts) else np.full(len(jobs), np.inf)
             if i >= chosen.shape[1]:
                 by_job[jobs] = least[:, None]
             else:
-                by_job[jobs] = np.vstack([one.seconds, least]).T[:, chosen[:, i]]  # of number -1 the last row, the least
+                by_job[jobs] = np.vstack([layouts.seconds, least]).T[:, chosen[:, i]]  # of number -1 the last row, the least
         return by_job.T
 
     def shared(self, seconds: Array) -> tuple[Array, Array]:
         """Return starts and ends of the jobs of some plans, [plan, job], where workers share cores.
 
         Args:
-            seconds: of every job with all workers of its pool at work and nobody else, [plan, job].
+            seconds: seconds of every job with all workers of its pool at work and nobody else, [plan, job].
         """
         space, cluster = self.space, self.space.tables.cluster
         devices = self.devices()
@@ -244,27 +253,32 @@ class Leaf:
             before[j] = space.tables.perf.dispatch_s
             slower[j] = space.tables.slowdown(self.kind(block), self.num_devices(block))
         cores = np.array([cluster.cores_of(node) for node in range(len(cluster.node_devices))], dtype=float)
+        # The tables' seconds hold for a pool that is alone on its cores; the replay shares cores itself and needs the work at full
+        # speed.
         work = np.maximum(0.0, seconds - before) / slower
         return shared_times(work, before, space.replay.waits(number), workers, cores)
 
     def _fits(self, chosen: Array, candidates: Sequence[Candidates]) -> Array:
         """Return which choices of the first items fit into every device, and agree on the rollout's tp within a pool."""
         fits = np.ones(len(chosen), dtype=bool)
-        held, works = [], []
+        resident, works = [], []
         for block in self.blocks:
-            mine = [i for i in block if i < chosen.shape[1]]
-            together = sum((candidates[i].resident[chosen[:, i]] for i in mine), np.zeros(len(chosen)))
-            held.append(together - held_twice(chosen, mine, candidates, self.space.base_groups))
-            works.append(np.max([candidates[i].working[chosen[:, i]] for i in mine], axis=0) if mine else np.zeros(len(chosen)))
-            tps = [candidates[i].rollout_tps[chosen[:, i]] for i in mine]
+            members = [i for i in block if i < chosen.shape[1]]
+            together = sum((candidates[i].resident[chosen[:, i]] for i in members), np.zeros(len(chosen)))
+            resident.append(together - held_twice(chosen, members, candidates, self.space.base_groups))
+            works.append(
+                np.max([candidates[i].working[chosen[:, i]] for i in members], axis=0) if members else np.zeros(len(chosen))
+            )
+            tps = [candidates[i].rollout_tps[chosen[:, i]] for i in members]
             tps = [tp for tp in tps if len(tp) and tp[0]]
+            # The processes of a pool run one rollout tp (vLLM has one set of groups in each), so its rollouts agree on it.
             for tp in tps[1:]:
                 fits &= tp == tps[0]
         for b, host in enumerate(self.hosts):
             most = room(self.kind(b))
-            fits &= held[b] + works[b] <= most
+            fits &= resident[b] + works[b] <= most
             if host >= 0:
-                fits &= held[b] + held[host] + np.maximum(works[b], works[host]) <= most
+                fits &= resident[b] + resident[host] + np.maximum(works[b], works[host]) <= most
         return fits
 
 

@@ -38,7 +38,7 @@ class Kind:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Their numbers, node by node."""
+        """The devices' numbers, node by node."""
         return tuple(d for node in self.nodes for d in node)
 
     @property
@@ -86,6 +86,7 @@ def pack(kind: Kind, sizes: Sequence[int]) -> list[tuple[int, ...]] | None:
     placed: list[tuple[int, ...]] = [()] * len(sizes)
     if kind.whole:
         return [kind.devices] if len(sizes) == 1 else None
+    # Largest first: whole nodes have to be taken while they are empty, and small pools fill what is left.
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         if sizes[i] >= kind.node_size:
             empty = [node for node in free if len(node) == kind.node_size][: sizes[i] // kind.node_size]

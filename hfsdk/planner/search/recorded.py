@@ -1,4 +1,4 @@
-"""The calls of one step as they were seen when it ran once: what a planner lays out, whatever the algorithm.
+"""The calls of one step as they were seen when it ran once: what a planner lays out, for any algorithm.
 
 Nothing here depends on a placement or a layout. Which rows a rank gets follows the engine's rules (``hfsdk.core.protocol``):
 passes and updates are balanced over data parallel by tokens, generation over its replicas; only the rank that is slowest matters::
@@ -53,15 +53,15 @@ class RecordedCall:
     num_read_tokens: int = 0
     """Entries of all variable-length columns that it reads."""
     drawn: tuple[Array, ...] = ()
-    """Of a generation, the response lengths of further steps of the run; empty where all are as long."""
+    """The response lengths of a generation in further steps of the run; empty where all are as long."""
     mini_batches: tuple[Array, ...] = ()
-    """Of an update, the row numbers of every optimizer step in order."""
+    """The row numbers of every optimizer step of an update, in order."""
     on_host: bool = False
     """Whether it is a CPU task."""
 
     @property
     def name(self) -> str:
-        """Its role and method."""
+        """The call's role and method."""
         return f"{self.role}.{self.method}"
 
     @cached_property
@@ -72,7 +72,7 @@ class RecordedCall:
     def slowest_rows(self, parts: int, rows: Array | None = None) -> list[RowLengths]:
         """Return the rows of those of ``parts`` ranks of which one is the slowest.
 
-        Of rows with equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths
+        With rows of equal lengths it is a rank with most rows; otherwise the ranks with most tokens, with most squares of lengths
         (attention) and with the longest response are looked at.
         """
         chosen = np.arange(len(self.prompts)) if rows is None else rows
@@ -104,13 +104,13 @@ class RecordedCall:
         for number, shard in enumerate(shards):
             places[number, : len(shard)] = shard
         prompts = np.append(self.prompts, 0)[places]
-        found = []
+        replicas = []
         for responses in (self.responses, *self.drawn):
             alone = np.append(responses, 0)[places]
             both = (prompts + alone).astype(np.float64)
             measured = both.sum(1), (both**2).sum(1), alone.max(1, initial=0)
-            found += [(self.prompts[shard], responses[shard]) for shard in (shards[int(one.argmax())] for one in measured)]
-        return ReplicaRows(found)
+            replicas += [(self.prompts[shard], responses[shard]) for shard in (shards[int(sizes.argmax())] for sizes in measured)]
+        return ReplicaRows(replicas)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,4 +1,4 @@
-"""When every job of a step starts and ends, for many plans at once, by the clock of :mod:`hfsdk.core.clock`.
+"""The clock of a step for many plans at once: when every job starts and ends, by the rule of :mod:`hfsdk.core.clock`.
 
 Jobs run in the order of submission; a pool's devices are free when it and every pool that shares devices with it are; CPU tasks
 have a clock of their own::
@@ -37,11 +37,11 @@ class Replay:
     def block_of(self) -> Array:
         """[grouping, job]: the block that carries a job out; the last number is that of CPU tasks."""
         names = [item.name for item in self.mode.items]
-        found = np.full((len(self.groupings), len(self.mode.jobs)), self.most_blocks)
+        blocks = np.full((len(self.groupings), len(self.mode.jobs)), self.most_blocks)
         for g, grouping in enumerate(self.groupings):
             homes = {names[i]: b for b, block in enumerate(grouping.blocks) for i in block}
-            found[g] = [homes.get(job.item, self.most_blocks) for job in self.mode.jobs]
-        return found
+            blocks[g] = [homes.get(job.item, self.most_blocks) for job in self.mode.jobs]
+        return blocks
 
     @cached_property
     def excludes(self) -> Array:
@@ -52,16 +52,16 @@ class Replay:
             for part, host in enumerate(grouping.hosts):
                 if host >= 0:
                     shares[g, part, host] = shares[g, host, part] = True
-        found: Array = shares[np.arange(len(self.groupings))[:, None], self.block_of]
-        return found
+        excluded: Array = shares[np.arange(len(self.groupings))[:, None], self.block_of]
+        return excluded
 
     def waits(self, grouping: int) -> Array:
         """Return which jobs (columns) each job (row) waits for: those it reads, and earlier ones on devices that it shares."""
-        found = np.zeros((len(self.mode.jobs), len(self.mode.jobs)), dtype=bool)
+        waits = np.zeros((len(self.mode.jobs), len(self.mode.jobs)), dtype=bool)
         for j, job in enumerate(self.mode.jobs):
-            found[j, list(job.after)] = True
-            found[j, :j] |= self.excludes[grouping, j][self.block_of[grouping, :j]]
-        return found
+            waits[j, list(job.after)] = True
+            waits[j, :j] |= self.excludes[grouping, j][self.block_of[grouping, :j]]
+        return waits
 
     @cached_property
     def has_parts(self) -> Array:
@@ -72,7 +72,7 @@ class Replay:
         """Return when every job ends.
 
         Args:
-            seconds: [plan, job].
+            seconds: the seconds of every job, [plan, job].
             grouping: numbers of groupings, [plan], or one of all plans, which is quicker.
 
         Returns:
@@ -88,6 +88,7 @@ class Replay:
         ends = np.empty((count, num_jobs))
         for j in range(num_jobs):
             own = blocks[:, j]
+            # Without parts a job waits for its own pool alone, which is a lookup in place of a maximum over all clocks.
             free = clocks[rows, own] if excludes is None else (clocks * excludes[:, j]).max(1)
             ends[:, j] = start_s([free, *(ends[:, source] for source in self.mode.jobs[j].after)]) + seconds[:, j]
             clocks[rows, own] = ends[:, j]
@@ -113,25 +114,25 @@ class Replay:
         return ends
 
 
-# When the jobs of a step end where workers share cores, for many plans at once, by the rule of :mod:`hfsdk.core.clock`.
-#
-# ::
-#
-#     4 workers on 2 cores      pool of 3, alone       2/3 of its speed
-#                               beside a pool of 1     both at half speed, until one of them is done
-#
-# All workers of a job are taken to have as much to do as its slowest one; the simulated runtime replays rank by rank.
+# -- jobs where workers share cores
 
 
 def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores: Array) -> tuple[Array, Array]:
     """Return when every job starts and when it ends.
 
+    ::
+
+        4 workers on 2 cores      pool of 3, alone       2/3 of its speed
+                                  with a pool of 1       both at half speed, until one of them is done
+
+    All workers of a job are taken to have as much to do as its slowest one; the simulated runtime replays rank by rank.
+
     Args:
         work: seconds of every job at full speed, [plan, job].
         before: seconds between its start and its work, in which it needs no core, [job].
         waits: whether a job (row) waits for the end of another one (column), [job, job]; earlier ones only.
-        workers: of every job on every node, [job, node].
-        cores: of every node, [node].
+        workers: workers of every job on every node, [job, node].
+        cores: cores of every node, [node].
 
     Returns:
         Seconds from the step's start: starts and ends, [plan, job].
@@ -148,8 +149,10 @@ def shared_times(work: Array, before: Array, waits: Array, workers: Array, cores
         starts = np.where(running & np.isinf(starts), now[:, None], starts)
         at_work = running & (early <= DONE_S) & (left > DONE_S)
         speeds = core_speeds(at_work @ workers, cores)
+        # A job goes as fast as its workers on the busiest node.
         rate = np.where(there, speeds[:, None, :], 1.0).min(2)
         until = np.where(at_work, left / rate, np.where(running & (early > DONE_S), early, np.where(running, 0.0, np.inf)))
+        # Nothing changes between two ends, so every plan jumps to its own next end; plans that are done stand still.
         took = until.min(1, where=~done, initial=np.inf)
         took = np.where(np.isfinite(took), took, 0.0)[:, None]
         now = now + took[:, 0]

@@ -43,21 +43,21 @@ FAMILY = (
     "Layouts that were declared are kept. Not looked at: parts of a pool of all devices of a mixed cluster, and one part alone "
     "beside devices that idle."
 )
-"""What the search covers."""
+"""The family of plans that the search covers, in words."""
 
 SHARING_CORES = " Workers here share cores: with n at work on C cores each runs at C / n of its speed."
-"""What is said of a cluster with fewer cores than workers."""
+"""The sentence for a cluster with fewer cores than workers."""
 
 
 OVER_STEPS = " Where responses vary in length, plans are compared by their calls' seconds in the mean over {} steps' lengths."
-"""What is said where one step's lengths would decide by chance."""
+"""The sentence for plans where one step's lengths would decide by chance."""
 
 FROM_MEMORY = (
     " Where a rollout's cache comes from the memory of GPUs the search is not exact: plans are compared with the cache that it has "
     "beside its own role alone. If those found leave it less, and are slower for it, the search is made again, with up to 8 GB. "
     "What is found is timed, and put in order, with what all roles leave it."
 )
-"""What is said where sizes of rollouts come from memory."""
+"""The sentence for plans whose rollouts' sizes come from memory."""
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class Search:
 
     def again(self, tables: Tables) -> Search:
         """Prepare a search for what is faster than this one's plans with the sizes that all roles leave, by other tables."""
-        timed = {key: one.timed() for key, one in self.best.by_key.items()}
+        timed = {key: solution.timed() for key, solution in self.best.by_key.items()}
         return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, by_key=timed))
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ class Search:
     @property
     def sizes_matter(self) -> bool:
         """Whether a plan that was found is slower with the sizes that all roles leave its rollouts."""
-        return any(one.step_seconds > one.seconds * (1 + 1e-9) for one in self.best.ranked())
+        return any(solution.step_seconds > solution.seconds * (1 + 1e-9) for solution in self.best.ranked())
 
     @property
     def num_leaves(self) -> int:
@@ -169,9 +169,10 @@ class Search:
         work = space.work[space.rows[number, : len(a.kinds)]]
         total = work[[h < 0 for h in hosts]].sum() or 1.0
         sizes = []
-        for mine, host in zip(work, hosts, strict=True):
+        for part, host in zip(work, hosts, strict=True):
             inside = work[[h == host for h in hosts]].sum() or 1.0
-            wanted = (mine / total if host < 0 else mine / inside / 2) * float(kind.sizes[-1])
+            # Parts get half of the largest pool together: a first guess, which the search improves.
+            wanted = (part / total if host < 0 else part / inside / 2) * float(kind.sizes[-1])
             sizes.append(max(0, int(np.searchsorted(kind.sizes, wanted, side="right")) - 1))
         return sizes
 
@@ -187,12 +188,15 @@ class Search:
         """Split the boxes with the least bounds of all spaces, until none is below what is known already."""
         fronts = [self._front(space) for space in self.spaces]
         while True:
+            # Proving the runners-up takes most of a large search; beyond this many bounds only the best plan is proven.
             self.best.best_alone = self._beyond(MOST_FOR_ALL)
             for front in fronts:
+                # A limit falls with every plan that is found, so boxes that were open a moment ago may be ruled out now.
                 front.keep(front.bound < self.best.limits(front.space)[front.which])
             fronts = [front for front in fronts if len(front.which)]
             if not fronts:
                 return
+            # The box with the least bound anywhere comes first: when it is not below the limit, no box is.
             first = min(fronts, key=lambda front: front.bound.min())
             if self._beyond(MOST_FOR_BEST) and self.best.by_key:
                 self.least_left = float(first.bound.min())
@@ -209,6 +213,8 @@ class Search:
         """Choose the layouts of the first boxes that are placements, and split the others of them in two."""
         space, best = front.space, np.argsort(front.bound, kind="stable")[:BATCH]
         single = (front.low[best] == front.high[best]).all(1)
+        # A box with one size for every block is a placement: its bound is checked again, since earlier ones of this batch lower the
+        # limit.
         for i in best[single]:
             leaf = self._leaf(space, int(front.which[i]), front.low[i])
             if front.bound[i] < self.best.limit(self.best.key(leaf)):
@@ -226,9 +232,9 @@ class Search:
 
     @property
     def shortened(self) -> str:
-        """In words, what is not proven because the search ended early; empty where it did not."""
+        """The sentence on what is not proven because the search ended early; empty where it did not."""
         if np.isfinite(self.least_left):
-            gap = 1 - self.least_left / min(one.seconds for one in self.best.by_key.values())
+            gap = 1 - self.least_left / min(solution.seconds for solution in self.best.by_key.values())
             return f" Ended early: a plan that was not looked at could be faster by at most {gap:.1%}."
         return " Runners-up are the best of those looked at; the best plan is proven." if self.best.best_alone else ""
 
@@ -247,14 +253,17 @@ class Search:
         resident, working = space.held
         for b in range(rows.shape[1]):
             at = rows[:, b], high[:, b]
+            # A block of one size has that size's seconds; one with a range has the least over all sizes up to its largest.
             seconds += np.where(single[:, b], space.exact[at], least[at])
             host = space.hosts[which, b]
             part = np.flatnonzero(host >= 0)
             if len(part):
                 over = rows[part, host[part]], high[part, host[part]]
-                mine = rows[part, b], high[part, b]
-                asked = resident[mine] + resident[over] + np.maximum(working[mine], working[over])
-                fits[part] &= asked <= space.rooms[space.kind_of[which[part], b]]
+                placed = rows[part, b], high[part, b]
+                # On the devices of a part both blocks hold their bytes all the time, but they run one after the other: the larger
+                # working set counts.
+                needed = resident[placed] + resident[over] + np.maximum(working[placed], working[over])
+                fits[part] &= needed <= space.rooms[space.kind_of[which[part], b]]
         ok = fits & np.isfinite(seconds).all(1)
         bound = np.full(len(which), np.inf)
         if ok.any():
@@ -270,6 +279,7 @@ class Search:
         for b in range(rows.shape[1]):
             there = kinds[:, b] >= 0
             part = hosts[:, b] >= 0
+            # Blocks that compete for the same devices: parts of the same pool, or pools on the same kind of nodes.
             beside = (hosts == hosts[:, b, None]) & np.where(part[:, None], True, kinds == kinds[:, b, None]) & (kinds >= 0)
             used = np.where(beside, least, 0).sum(1) - np.where(there, least[:, b], 0)
             host = np.maximum(hosts[:, b], 0)
@@ -317,17 +327,18 @@ def _count_sizes(space: Space, pools: Sequence[tuple[int, int]]) -> int:
     """Count the sizes that pools of (kind, number of parts) can have; a sum of sizes is counted by multiplying polynomials."""
     count = 1
     for number, kind in enumerate(space.kinds):
-        mine = [parts for k, parts in pools if k == number]
+        own_pools = [parts for k, parts in pools if k == number]
         most = kind.num_devices
         steps = np.zeros(most + 1)
         steps[kind.sizes] = 1
         ways: Array = np.zeros(most + 1)
         ways[0] = 1
-        for parts in mine:
+        for parts in own_pools:
             inside: Array = np.zeros(most + 1)
             inside[0] = 1
             for _ in range(parts):
                 inside = np.convolve(inside, steps)[: most + 1]
+            # A pool of s devices holds every choice of parts that add up to at most s, which is what the cumulative sum counts.
             ways = np.convolve(ways, steps * np.cumsum(inside))[: most + 1]
         count *= round(float(np.sum(ways)))
     return count

@@ -1,4 +1,4 @@
-"""What a search finds: a placement with its best layouts (``Solution``), and the best of them so far (``Best``)."""
+"""``Solution``, a placement with its best layouts, and ``Best``, the best solutions of a search so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hfsdk.planner.search.leaf import Leaf
 from hfsdk.planner.search.space import Space
 
 Sharing = frozenset[tuple[frozenset[str], frozenset[str]]]
-"""Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
+"""The type of a choice of which items share devices: (items of a pool, items of the pool it is a part of)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,14 +29,15 @@ class Solution:
     """A plan: a placement, and the best layouts in it."""
 
     seconds: float
-    """As they were compared: every rollout on GPUs with the cache that it has alone, and response lengths of several steps."""
+    """Seconds as they were compared: every rollout on GPUs with the cache that it has alone, and response lengths of several
+    steps."""
     leaf: Leaf
     layouts: tuple[LayoutsOf, ...]
-    """Of every item of the leaf's mode."""
+    """Layouts of every item of the leaf's mode."""
 
     @property
     def grouping(self) -> Sharing:
-        """Who shares devices with whom: (items of a pool, items of the pool it is a part of)."""
+        """The items that share devices: (items of a pool, items of the pool it is a part of)."""
         return grouping_names(self.leaf.space.mode, self.leaf.blocks, self.leaf.hosts)
 
     @cached_property
@@ -57,15 +58,15 @@ class Solution:
         """Return what the items of a block ask of each of its devices, each frozen base once."""
         leaf, tables = self.leaf, self.leaf.space.tables
         kind, size = leaf.kind(block), leaf.num_devices(block)
-        mine = {self.items[i].name: (self.items[i], self.layouts[i]) for i in leaf.blocks[block]}
-        held = {name: tables.bytes_of(item, layouts, kind, size) for name, (item, layouts) in mine.items()}
-        return bases_once((with_layouts(item.role, layouts) for item, layouts in mine.values()), held)
+        own_items = {self.items[i].name: (self.items[i], self.layouts[i]) for i in leaf.blocks[block]}
+        estimates = {name: tables.bytes_of(item, layouts, kind, size) for name, (item, layouts) in own_items.items()}
+        return bases_once((with_layouts(item.role, layouts) for item, layouts in own_items.values()), estimates)
 
     def timed(self) -> Solution:
         """Return it with the seconds of the step with those sizes, to be compared by them."""
-        seconds, one = self.step_seconds, copy(self)  # with all that was found out for them
-        object.__setattr__(one, "seconds", seconds)
-        return one
+        seconds, retimed = self.step_seconds, copy(self)  # with all that was found out for them
+        object.__setattr__(retimed, "seconds", seconds)
+        return retimed
 
     @cached_property
     def step_seconds(self) -> float:
@@ -135,7 +136,7 @@ class Solution:
             far = False
             if job.sync:
                 both = devices[block], devices[homes[number[job.source]]]
-                far = len({tables.cluster.node_of(d) for mine in both for d in (min(mine), max(mine))}) > 1
+                far = len({tables.cluster.node_of(d) for pool_devices in both for d in (min(pool_devices), max(pool_devices))}) > 1
             phases = tables.phases(self.items[i], job, self.layouts[i], leaf.kind(block), leaf.num_devices(block), far=far)
             rows.append((job, tables.perf.dispatch_s, phases))
         return rows
@@ -180,7 +181,7 @@ class Best:
     @property
     def worst(self) -> float:
         """Seconds at which a plan of a new kind is among the best."""
-        seconds = sorted(one.seconds for one in self.by_key.values())
+        seconds = sorted(solution.seconds for solution in self.by_key.values())
         if self.best_alone and seconds:
             return seconds[0]
         return seconds[self.top - 1] if len(seconds) >= self.top else np.inf
@@ -196,7 +197,7 @@ class Best:
         if self.by_placement:
             return np.full(len(space.arrangements), worst)
         own = [self.by_key.get((space.mode.shadows, space.groupings[a.grouping])) for a in space.arrangements]
-        return np.array([worst if one is None else min(worst, one.seconds) for one in own])
+        return np.array([worst if solution is None else min(worst, solution.seconds) for solution in own])
 
     def offer(self, leaf: Leaf) -> None:
         """Choose the layouts of a placement, and keep it where it is among the best."""
@@ -210,4 +211,4 @@ class Best:
 
         A search begins with nothing that another one left behind, so that the order is a matter of the question alone.
         """
-        return sorted(self.by_key.values(), key=lambda one: one.seconds)[: self.top]
+        return sorted(self.by_key.values(), key=lambda solution: solution.seconds)[: self.top]

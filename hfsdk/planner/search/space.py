@@ -1,4 +1,4 @@
-"""What a mode's plans can be at best: for every set of items and pool size, each job's least seconds. Feeds the search's bounds.
+"""Lower bounds of a mode's plans: each job's least seconds for every set of items and pool size, for the bounds of the search.
 
 A job of an item that shares its devices with others has at least the seconds of the item's fastest layout among those that leave
 room for the others' least bytes. With devices left idle a larger pool is never worse, so the least over all smaller sizes bounds a
@@ -32,13 +32,13 @@ class Arrangement:
 
 
 class Space:
-    """All plans of one mode on a cluster's kinds of nodes; see the module's text.
+    """All plans of one mode on a cluster's kinds of nodes, with lower bounds of their jobs' seconds.
 
     Attributes:
         mode: items and jobs.
-        kinds: of nodes.
+        kinds: the kinds of nodes.
         arrangements: ways to share devices and to choose kinds; the search adds sizes, then layouts.
-        base_groups: of every item, which others begin with the same frozen base.
+        base_groups: for every item, which others begin with the same frozen base.
         sizes_are_open: whether sizes of a rollout come from the memory of GPUs.
     """
 
@@ -49,41 +49,44 @@ class Space:
         kinds: Sequence[Kind],
         tables: Tables,
         everything: bool,
-        known: Space | None = None,
+        other: Space | None = None,
     ) -> None:
         """Lay out the plans; nothing is timed yet.
 
         Args:
             mode: items and jobs.
-            groupings: who shares devices with whom.
-            kinds: of nodes.
-            tables: who predicts seconds and bytes.
+            groupings: the ways to share devices.
+            kinds: the kinds of nodes.
+            tables: predicts seconds and bytes.
             everything: whether layouts are kept that cannot be in a best plan.
-            known: the same plans by other tables, which differ for rollouts whose sizes are open; what it has of others holds.
+            other: the same plans by other tables. Those differ only for rollouts whose sizes are open; the rest is reused.
         """
         self.mode, self.groupings, self.kinds, self.tables = mode, list(groupings), list(kinds), tables
         self.replay = Replay(mode, self.groupings)
         self.jobs_of = [mode.jobs_of(item.name) for item in mode.items]
         self.base_groups = base_groups(item.role for item in mode.items)
+        # Two rollouts on a pool must have the same tp: a layout that is worse alone may be the only one that agrees with the other.
         self.everything = everything or sum(item.role.rollout is not None for item in mode.items) > 1
         self.sizes_are_open = any(waits(item.role) for item in mode.items) and not all(kind.on_cpu for kind in kinds)
         self._candidates_of: dict[tuple[int, int, int], Candidates] = {}
         self._pads: dict[tuple[int, int], tuple[Array, Array, Array, Least]] = {}
-        if known is not None:
+        if other is not None:
+            # Items whose rollout has its sizes already cost the same under both tables, and those are most.
             same = {i for i, item in enumerate(mode.items) if not waits(item.role)}
-            self._candidates_of |= {key: found for key, found in known._candidates_of.items() if key[0] in same}
-            self._pads |= {key: found for key, found in known._pads.items() if key[0] in same}
+            self._candidates_of |= {key: entry for key, entry in other._candidates_of.items() if key[0] in same}
+            self._pads |= {key: entry for key, entry in other._pads.items() if key[0] in same}
         self.arrangements = [a for g, grouping in enumerate(self.groupings) for a in self._arrange(g, grouping)]
 
     def timed_by(self, tables: Tables) -> Space:
         """Return the same plans with other seconds for rollouts whose sizes are open, and the same bytes."""
-        return Space(self.mode, self.groupings, self.kinds, tables, self.everything, known=self)
+        return Space(self.mode, self.groupings, self.kinds, tables, self.everything, other=self)
 
     def _arrange(self, number: int, grouping: Grouping) -> list[Arrangement]:
         """Choose a kind for every block: parts lie on their hosts' kind; the whole cluster is one pool alone, without parts."""
         free = [b for b, host in enumerate(grouping.hosts) if host < 0]
         arrangements = []
         for chosen in product(range(len(self.kinds)), repeat=len(free)):
+            # The kind of the whole cluster has all devices: nothing is left for a second pool.
             if any(self.kinds[k].whole for k in chosen) and len(grouping.blocks) > 1:
                 continue
             kinds = dict(zip(free, chosen, strict=True))
@@ -97,11 +100,11 @@ class Space:
         key = item, kind, size
         if key not in self._candidates_of:
             jobs = [self.mode.jobs[j] for j in self.jobs_of[item]]
-            devices, one = int(self.kinds[kind].sizes[size]), self.mode.items[item]
-            depends = one.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
+            devices, unit = int(self.kinds[kind].sizes[size]), self.mode.items[item]
+            depends = unit.trained is not None and self.tables.far(self.kinds[kind], devices) is None  # on where its weights are
             everything = self.everything or depends
             self._candidates_of[key] = self.tables.candidates(
-                one, jobs, self.kinds[kind], devices, everything=everything, shares=self.base_groups[item] != ALONE
+                unit, jobs, self.kinds[kind], devices, everything=everything, shares=self.base_groups[item] != ALONE
             )
         return self._candidates_of[key]
 
@@ -112,14 +115,16 @@ class Space:
         """
         if (item, kind) in self._pads:
             return self._pads[item, kind]
-        found = [self.candidates(item, kind, s) for s in range(len(self.kinds[kind].sizes))]
-        most = max(1, *map(len, found))
-        seconds = np.full((len(found), most, len(self.jobs_of[item])), np.inf)
-        resident, working = np.full((len(found), most), np.inf), np.full((len(found), most), np.inf)
-        own, base = np.full(len(found), np.inf), np.zeros(len(found))
-        for s, one in enumerate(found):
-            seconds[s, : len(one)], resident[s, : len(one)], working[s, : len(one)] = one.seconds, one.resident, one.working
-            own[s], base[s] = one.own.min(initial=np.inf), one.base.min(initial=np.inf) if len(one) else 0.0
+        by_size = [self.candidates(item, kind, s) for s in range(len(self.kinds[kind].sizes))]
+        most = max(1, *map(len, by_size))
+        seconds = np.full((len(by_size), most, len(self.jobs_of[item])), np.inf)
+        resident, working = np.full((len(by_size), most), np.inf), np.full((len(by_size), most), np.inf)
+        own, base = np.full(len(by_size), np.inf), np.zeros(len(by_size))
+        for s, candidates in enumerate(by_size):
+            count = len(candidates)
+            seconds[s, :count], resident[s, :count] = candidates.seconds, candidates.resident
+            working[s, :count] = candidates.working
+            own[s], base[s] = candidates.own.min(initial=np.inf), candidates.base.min(initial=np.inf) if len(candidates) else 0.0
         self._pads[item, kind] = seconds, resident, working, Least(resident.min(1), own, base)
         return self._pads[item, kind]
 
@@ -128,18 +133,18 @@ class Space:
     @cached_property
     def blocks(self) -> list[tuple[int, tuple[int, ...]]]:
         """(kind, items) of every row but the first."""
-        found = {(k, b) for a in self.arrangements for k, b in zip(a.kinds, self.groupings[a.grouping].blocks, strict=True)}
-        return sorted(found)
+        blocks = {(k, b) for a in self.arrangements for k, b in zip(a.kinds, self.groupings[a.grouping].blocks, strict=True)}
+        return sorted(blocks)
 
     @cached_property
     def rows(self) -> Array:
         """[arrangement, block]: the row of each block."""
         number = {block: n for n, block in enumerate(self.blocks, start=1)}
-        found = np.zeros((len(self.arrangements), self.replay.most_blocks), dtype=np.int64)
+        rows = np.zeros((len(self.arrangements), self.replay.most_blocks), dtype=np.int64)
         for n, a in enumerate(self.arrangements):
             for b, (kind, block) in enumerate(zip(a.kinds, self.groupings[a.grouping].blocks, strict=True)):
-                found[n, b] = number[kind, block]
-        return found
+                rows[n, b] = number[kind, block]
+        return rows
 
     @cached_property
     def grouping_of(self) -> Array:
@@ -149,29 +154,29 @@ class Space:
     @cached_property
     def hosts(self) -> Array:
         """[arrangement, block]: the block it lies on a part of, or -1."""
-        found = np.full((len(self.arrangements), self.replay.most_blocks), -1)
+        host_of = np.full((len(self.arrangements), self.replay.most_blocks), -1)
         for n, a in enumerate(self.arrangements):
             hosts = self.groupings[a.grouping].hosts
-            found[n, : len(hosts)] = hosts
-        return found
+            host_of[n, : len(hosts)] = hosts
+        return host_of
 
     @cached_property
     def kind_of(self) -> Array:
         """[arrangement, block]: its kind; -1 for a block that is not there."""
-        found = np.full((len(self.arrangements), self.replay.most_blocks), -1)
+        kinds = np.full((len(self.arrangements), self.replay.most_blocks), -1)
         for n, a in enumerate(self.arrangements):
-            found[n, : len(a.kinds)] = a.kinds
-        return found
+            kinds[n, : len(a.kinds)] = a.kinds
+        return kinds
 
     @cached_property
     def sizes(self) -> Array:
         """[row, size number]: devices; infinite beyond a kind's last size, nothing in row 0."""
         most = max(len(kind.sizes) for kind in self.kinds)
-        found = np.full((len(self.blocks) + 1, most), np.inf)
-        found[0] = 0
+        devices = np.full((len(self.blocks) + 1, most), np.inf)
+        devices[0] = 0
         for n, (kind, _) in enumerate(self.blocks, start=1):
-            found[n, : len(self.kinds[kind].sizes)] = self.kinds[kind].sizes
-        return found
+            devices[n, : len(self.kinds[kind].sizes)] = self.kinds[kind].sizes
+        return devices
 
     @cached_property
     def num_sizes(self) -> Array:
@@ -189,6 +194,7 @@ class Space:
             least = {i: part[3] for i, part in zip(block, parts, strict=True)}
             for i, (seconds, resident, working, _) in zip(block, parts, strict=True):
                 others = least_of_all(least, self.base_groups, but=i)
+                # Others of the block hold at least their least: what does not fit even then is in no plan.
                 fits = resident + working + np.reshape(others, (-1, 1)) <= room(self.kinds[kind])
                 best = np.where(fits[:, :, None], seconds, np.inf).min(1)
                 best[~fits.any(1)] = np.inf
@@ -207,8 +213,8 @@ class Space:
         """[row]: seconds of all jobs on the largest pool of the kind, as far as they fit there."""
         rows = np.arange(len(self.num_sizes))
         seconds = self.least[rows, self.num_sizes - 1]
-        found: Array = np.where(np.isfinite(seconds), seconds, 0.0).sum(1)
-        return found
+        seconds_by_row: Array = np.where(np.isfinite(seconds), seconds, 0.0).sum(1)
+        return seconds_by_row
 
     @cached_property
     def held(self) -> tuple[Array, Array]:
@@ -234,8 +240,8 @@ class Space:
     @cached_property
     def fixed(self) -> Array:
         """[job]: seconds of CPU tasks; 0 for others."""
-        perf, found = self.tables.perf, np.zeros(len(self.mode.jobs))
+        perf, seconds = self.tables.perf, np.zeros(len(self.mode.jobs))
         for j, job in enumerate(self.mode.jobs):
             if not job.item and job.call is not None:
-                found[j] = perf.host_task(job.call.num_rows, job.call.num_read_tokens)
-        return found
+                seconds[j] = perf.host_task(job.call.num_rows, job.call.num_read_tokens)
+        return seconds

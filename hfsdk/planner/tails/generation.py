@@ -4,7 +4,7 @@
 
     own queues      replica 0  a b c d .........      rows are dealt before anybody knows how long they are
                     replica 1  e f g h ==============
-    one queue       whoever has room takes the next; a replica that has none left takes half of the fullest one's
+    one queue       a replica with room takes the next; a replica that has none left takes half of the fullest one's
     gathered        once all that is left fits on fewer replicas, it goes there, and the others are free
 """
 
@@ -28,7 +28,7 @@ SAME_TIME = 1e-9
 
 @dataclass
 class Generated:
-    """What replicas did until all rows had ended, or until they were stopped."""
+    """The result of replicas that generated until all rows had ended, or until they were stopped."""
 
     ended: list[tuple[float, PendingResponse]] = field(default_factory=list)
     """(seconds, row), as they ended."""
@@ -36,7 +36,7 @@ class Generated:
     """Rows that were stopped, or never came in."""
     seconds: float = 0.0
     busy_s: float = 0.0
-    """Of all replicas together."""
+    """Busy seconds of all replicas together."""
 
 
 def generate(
@@ -45,9 +45,9 @@ def generate(
     """Decode rows on replicas.
 
     Args:
-        costs: of a replica.
-        num_replicas: how many there are.
-        rows: in the order in which they come in; with ``"own"`` a replica gets neighbours.
+        costs: predicts a replica's seconds.
+        num_replicas: the number of replicas.
+        rows: the rows in the order in which they come in; with ``"own"`` a replica gets neighbours.
         rule: ``"own"`` or ``"shared"``.
         until_s: when all are stopped, after the last whole step.
     """
@@ -93,7 +93,7 @@ def _parts(rows: Sequence[PendingResponse], count: int) -> list[Sequence[Pending
 
 
 def _run(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]], until_s: float, *, shares: bool) -> Generated:
-    found = Generated()
+    generated = Generated()
     _deal(replicas, queues)
     events = [(replica.next_s(), number) for number, replica in enumerate(replicas)]
     heapq.heapify(events)
@@ -104,7 +104,7 @@ def _run(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]], 
             replica = replicas[number]
             if at_s != replica.next_s():  # it gave rows away since
                 continue
-            found.ended += [(replica.clock_s, row) for row in replica.finish()]
+            generated.ended += [(replica.clock_s, row) for row in replica.finish()]
             _fill(replica, queues[number])
             heapq.heappush(events, (replica.next_s(), number))
             if not replica.num_rows:
@@ -116,13 +116,13 @@ def _run(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]], 
     if not math.isinf(until_s):
         for replica in replicas:
             replica.halt(until_s)
-            found.left += replica.give()
+            generated.left += replica.give()
     for queue in {id(queue): queue for queue in queues}.values():
-        found.left += queue
-    found.left.sort(key=lambda row: row.number)
-    found.seconds = until_s if found.left else max((at for at, _ in found.ended), default=0.0)
-    found.busy_s = sum(replica.busy_s for replica in replicas)
-    return found
+        generated.left += queue
+    generated.left.sort(key=lambda row: row.number)
+    generated.seconds = until_s if generated.left else max((at for at, _ in generated.ended), default=0.0)
+    generated.busy_s = sum(replica.busy_s for replica in replicas)
+    return generated
 
 
 def _deal(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]]) -> None:

@@ -41,7 +41,7 @@ class LongTails:
     plan: Plan
     """The plan whose seconds are used: all roles on all devices, for these lengths."""
     schemes: Mapping[str, SchemeStep]
-    """By name."""
+    """The step of each scheme, by name."""
     left_out: Mapping[str, str]
     """Schemes for which there is no room -> why."""
 
@@ -66,8 +66,9 @@ class LongTails:
 
         Returns:
             seconds of a step; ``speedup``, in trained tokens a second, over the synchronous one; ``tokens_per_device_s``, response
-            tokens that are trained on per second and device; generation_s, rest_s (beside generation where that is on other
-            devices), moving_s; ``stale_share`` of trained tokens that an older policy wrote; ``idle_share`` of device-seconds; how.
+            tokens that are trained on per second and device; generation_s, rest_s (at the same time as generation where that is on
+            other devices), moving_s; ``stale_share`` of trained tokens that an older policy wrote; ``idle_share`` of
+            device-seconds; how.
         """
         import pandas as pd
 
@@ -112,8 +113,8 @@ def long_tails(
     performance model's.
 
     - *synchronous*: every replica has its own rows, and the step waits for the last one.
-    - *shared queue*: whoever has room takes the next row; a replica that has none left takes half of the fullest one's, with their
-      keys and values (a pool of all caches; Seer, arXiv 2511.14617).
+    - *shared queue*: a replica with room takes the next row; a replica that has none left takes half of the fullest one's, with
+      their keys and values (a pool of all caches; Seer, arXiv 2511.14617).
     - *partial rollouts*: more prompts than needed are under way, all are stopped when enough are complete, and go on in the next
       step (APRIL, arXiv 2509.18521; Kimi k1.5, 2501.12599).
     - *one step off-policy*: rows for the next step are generated on devices of their own while this one is trained (as in
@@ -124,12 +125,13 @@ def long_tails(
       begin to train on what has ended, as DynaRL moves devices between both.
 
     Args:
-        plan: of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
-        lengths: of responses: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the workload's.
-        over_sampling: of both kinds of partial rollouts, prompts under way over prompts trained; APRIL's example has 2.
-        steps: of a run, over which the mean is taken (partial rollouts: after some that do not count). Where responses are about
-            equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
-        seed: of the lengths.
+        plan: a plan of ``session.plan``; its algorithm, roles, cluster and workload are asked again.
+        lengths: the response lengths: ``"full"``, ``"uniform"``, ``"lognormal"`` or an ``hf.ResponseLengths``; by default the
+            workload's.
+        over_sampling: prompts under way over prompts trained, for both kinds of partial rollouts; APRIL's example has 2.
+        steps: steps of the run over which the mean is taken (partial rollouts: after some that do not count). Where responses are
+            about equally long and wait for room, partial rollouts take turns of long and short steps: take 50, say.
+        seed: the seed of the lengths.
         perf: predicts decode steps and moves; by default the presets. Give a calibrated session's (``session.perf``) here as well.
 
     Raises:
@@ -137,17 +139,17 @@ def long_tails(
             generates more than once.
         DeviceMemoryError: the roles do not fit together on all devices.
     """
-    asked = plan.workload.response_lengths if lengths is None else lengths
-    if isinstance(asked, type) or (isinstance(asked, str) and asked not in LENGTH_KINDS):
-        known = f"; hf.ResponseLengths.measured({asked!r}) is one" if isinstance(asked, str) and asked in MEASURED else ""
+    chosen = plan.workload.response_lengths if lengths is None else lengths
+    if isinstance(chosen, type) or (isinstance(chosen, str) and chosen not in LENGTH_KINDS):
+        hint = f"; hf.ResponseLengths.measured({chosen!r}) is one" if isinstance(chosen, str) and chosen in MEASURED else ""
         kinds = ", ".join(map(repr, LENGTH_KINDS))
-        raise OptionError(f"lengths are one of {kinds} or an hf.ResponseLengths; got {shown(asked)}{known}")
-    case = TailCase.of(plan, asked, perf or PerfModel(), seed, steps)
-    found, left_out = {}, {}
+        raise OptionError(f"lengths are one of {kinds} or an hf.ResponseLengths; got {shown(chosen)}{hint}")
+    case = TailCase.of(plan, chosen, perf or PerfModel(), seed, steps)
+    steps_by_scheme, left_out = {}, {}
     for name, scheme in SCHEMES.items():
         step = scheme(case, over_sampling)
         if step is None:
             left_out[name] = "on no two parts of the cluster does one hold the rollout and the other the rest"
         else:
-            found[name] = step
-    return LongTails(plan=case.plan, schemes=found, left_out=left_out)
+            steps_by_scheme[name] = step
+    return LongTails(plan=case.plan, schemes=steps_by_scheme, left_out=left_out)

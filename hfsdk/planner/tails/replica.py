@@ -33,7 +33,7 @@ class PendingResponse:
     """Tokens of the whole response."""
     done: int = 0
     stale: int = 0
-    """Of ``done``, those that an older policy wrote."""
+    """The part of ``done`` that an older policy wrote."""
 
     def copy(self) -> PendingResponse:
         """Return the row as it stands; generating changes rows."""
@@ -58,7 +58,7 @@ class Replica:
         self._costs, self._steps = costs, 0
         self._ends: list[tuple[int, int, PendingResponse]] = []
         """(step at which it ends, number, row), a heap."""
-        self._context = self._held = 0.0
+        self._context = self._cache_tokens = 0.0
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +67,9 @@ class Replica:
 
     def has_room(self, row: PendingResponse) -> bool:
         """Whether a row may come in; one alone always may."""
-        return not self._ends or (len(self._ends) < self._costs.most_rows and self._held + row.most <= self._costs.cache_tokens)
+        return not self._ends or (
+            len(self._ends) < self._costs.most_rows and self._cache_tokens + row.most <= self._costs.cache_tokens
+        )
 
     def take(self, rows: Iterable[PendingResponse], *, moved: bool = False) -> None:
         """Let rows in: their tokens are read first, or their keys and values come from another replica."""
@@ -75,7 +77,7 @@ class Replica:
         for row in rows:
             heapq.heappush(self._ends, (self._steps + row.length - row.done, row.number, row))
             self._context += row.context
-            self._held += row.most
+            self._cache_tokens += row.most
             tokens += row.context
         if tokens:
             self._pass(tokens * self._costs.move_token_s + self._costs.move_s if moved else tokens * self._costs.prefill_s)
@@ -92,7 +94,7 @@ class Replica:
             row = heapq.heappop(self._ends)[2]
             row.done = row.length
             self._context -= row.most
-            self._held -= row.most
+            self._cache_tokens -= row.most
             ended.append(row)
         return ended
 
@@ -110,14 +112,14 @@ class Replica:
             row.done = row.length - (end - self._steps)
         rows = sorted((row for _, _, row in self._ends), key=lambda row: row.number)
         every = max(1, round(1 / share))
-        given = rows[::every]
-        kept = [row for number, row in enumerate(rows) if number % every]
-        self._ends, self._context, self._held = [], 0.0, 0.0
-        for row in kept:
+        leaving = rows[::every]
+        staying = [row for number, row in enumerate(rows) if number % every]
+        self._ends, self._context, self._cache_tokens = [], 0.0, 0.0
+        for row in staying:
             heapq.heappush(self._ends, (self._steps + row.length - row.done, row.number, row))
             self._context += row.context
-            self._held += row.most
-        return given
+            self._cache_tokens += row.most
+        return leaving
 
     def _half(self) -> float:
         return self._costs.read_s * len(self._ends) / 2

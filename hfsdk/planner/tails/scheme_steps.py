@@ -3,7 +3,7 @@
 ::
 
     synchronous        | weights | all rows, each replica its own ......... | the rest |
-    shared queue       | weights | all rows, whoever has room ...... | the rest |
+    shared queue       | weights | all rows, where there is room .... | the rest |
     partial rollouts   | weights | more rows, stopped when enough | the rest |     what is left goes on in the next step
     one step off       | the next step's rows, on devices of their own .... | weights |
                        | the rest, on the others |
@@ -37,19 +37,19 @@ class SchemeStep:
     scheme: str
     seconds: float
     generation_s: float
-    """Until the last response that the step waits for."""
+    """Seconds until the last response that the step waits for."""
     rest_s: float
-    """Everything else that the step computes; beside generation where that is on other devices."""
+    """Seconds of everything else that the step computes; at the same time as generation where that is on other devices."""
     moving_s: float
     """Weights, states, and nothing else meanwhile."""
     response_tokens: float
-    """Of the responses that are trained on."""
+    """Tokens of the responses that are trained on."""
     stale_share: float
-    """Of these tokens, those that an older policy wrote than the one that the step trains."""
+    """Share of these tokens that an older policy wrote than the one that the step trains."""
     idle_share: float
-    """Of device-seconds: devices without a row to generate, a call to run or weights to move."""
+    """Share of device-seconds without a row to generate, a call to run or weights to move."""
     how: str = ""
-    """What was chosen, in words."""
+    """The choice that was made, in words."""
 
 
 def synchronous(case: TailCase, rule: str = OWN) -> SchemeStep:
@@ -79,12 +79,12 @@ def one_step_off(case: TailCase) -> SchemeStep | None:
     Every token is of the policy before. ``None`` where no split fits.
     """
 
-    def steps_of(mine: int) -> Iterator[SchemeStep]:
-        costs, weights_s = case.alone(mine)
+    def steps_of(generating: int) -> Iterator[SchemeStep]:
+        costs, weights_s = case.alone(generating)
         for rows in case.each_step():
-            made = generate(costs, mine // case.replica_devices, rows)
-            trained_s = _rest_s(case, case.devices - mine, rows)
-            yield _apart(case, mine, max(made.seconds, trained_s), made, rows, weights_s)
+            made = generate(costs, generating // case.replica_devices, rows)
+            trained_s = _rest_s(case, case.devices - generating, rows)
+            yield _apart(case, generating, max(made.seconds, trained_s), made, rows, weights_s)
 
     return _best_split(case, "one step off-policy", steps_of)
 
@@ -93,42 +93,43 @@ def partial_off(case: TailCase, over_sampling: float) -> SchemeStep | None:
     """Return a step whose prompts were completed by partial rollouts, on devices of their own, while the one before was trained.
 
     Both together, as AReaL interrupts its rollouts (arXiv 2505.24298): rows are stopped when the trainer is done and enough prompts
-    have all of theirs, and go on with the new weights. Whoever waits for the trainer goes on generating, as long as there are rows.
+    have all of theirs, and go on with the new weights. Replicas that wait for the trainer go on generating, as long as there are
+    rows.
     """
 
-    def steps_of(mine: int) -> Iterator[SchemeStep]:
-        costs, weights_s = case.alone(mine)
+    def steps_of(generating: int) -> Iterator[SchemeStep]:
+        costs, weights_s = case.alone(generating)
         pool, rows = _UnderWay(case, over_sampling), case.rows(0, case.plan.workload.prompts)
         for number in range(WARM_UP + case.steps):
             pool.fill()
-            trained_s = _rest_s(case, case.devices - mine, rows)
-            until, made = pool.go_on(costs, mine // case.replica_devices, at_least_s=trained_s)
+            trained_s = _rest_s(case, case.devices - generating, rows)
+            until, made = pool.go_on(costs, generating // case.replica_devices, at_least_s=trained_s)
             if number >= WARM_UP:
-                yield _apart(case, mine, until, made, rows, weights_s)
+                yield _apart(case, generating, until, made, rows, weights_s)
             rows = pool.take()
 
-    found = _best_split(case, "one step off, partial", steps_of)
-    return None if found is None else replace(found, how=f"{found.how}, {over_sampling:g}x prompts under way")
+    best = _best_split(case, "one step off, partial", steps_of)
+    return None if best is None else replace(best, how=f"{best.how}, {over_sampling:g}x prompts under way")
 
 
 def _best_split(case: TailCase, scheme: str, steps_of: Callable[[int], Iterable[SchemeStep]]) -> SchemeStep | None:
     """Return the step of most trained tokens a second over all splits of the cluster; ``None`` where none fits."""
-    found: list[SchemeStep] = []
-    for mine in case.shares():
-        rest = case.rest_s(case.devices - mine)
-        if rest is None or (found and rest > min(step.seconds for step in found)):  # fewer devices train, ever slower
+    best_steps: list[SchemeStep] = []
+    for generating in case.shares():
+        rest = case.rest_s(case.devices - generating)
+        if rest is None or (best_steps and rest > min(step.seconds for step in best_steps)):  # fewer devices train, ever slower
             continue
-        how = f"{mine} devices generate, {case.devices - mine} train"
-        found.append(replace(_mean(list(steps_of(mine))), scheme=scheme, stale_share=1.0, how=how))
-    return max(found, key=lambda step: step.response_tokens / step.seconds, default=None)
+        how = f"{generating} devices generate, {case.devices - generating} train"
+        best_steps.append(replace(_mean(list(steps_of(generating))), scheme=scheme, stale_share=1.0, how=how))
+    return max(best_steps, key=lambda step: step.response_tokens / step.seconds, default=None)
 
 
 def _apart(
-    case: TailCase, mine: int, together_s: float, made: Generated, trained: Sequence[PendingResponse], weights_s: float
+    case: TailCase, generating: int, together_s: float, made: Generated, trained: Sequence[PendingResponse], weights_s: float
 ) -> SchemeStep:
     """Return a step whose next rows are generated on devices of their own; both parts wait for each other, then for the weights."""
-    trained_s = _rest_s(case, case.devices - mine, trained)
-    busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - mine) + weights_s * case.devices
+    trained_s = _rest_s(case, case.devices - generating, trained)
+    busy = made.busy_s * case.replica_devices + trained_s * case.used(case.devices - generating) + weights_s * case.devices
     return _step(case, together_s + weights_s, made.seconds, trained_s, weights_s, trained, busy)
 
 
@@ -140,7 +141,7 @@ def reallocated(case: TailCase) -> SchemeStep:
     whole = synchronous(case, SHARED)
     steps = list(case.each_step())
     runs = [generate(case.costs, case.num_replicas, _copies(rows), SHARED) for rows in steps]
-    found = [replace(whole, scheme="reallocation", how="none pays")]
+    steps_tried = [replace(whole, scheme="reallocation", how="none pays")]
     for last in case.shares():
         few, most = last // case.replica_devices, case.costs.most_rows
         if last > case.devices // 2 or case.rest_s(case.devices - last) is None:
@@ -148,8 +149,8 @@ def reallocated(case: TailCase) -> SchemeStep:
         for each in sorted({max(1, most >> k) for k in range(0, most.bit_length(), 2)}):
             tried = [_gathered(case, rows, run, few, each) for rows, run in zip(steps, runs, strict=True)]
             how = f"at most the last {few * each} rows on {few} of {case.num_replicas} replicas"
-            found.append(replace(_mean(tried), scheme="reallocation", how=how))
-    return min(found, key=lambda step: step.seconds)
+            steps_tried.append(replace(_mean(tried), scheme="reallocation", how=how))
+    return min(steps_tried, key=lambda step: step.seconds)
 
 
 SCHEMES: Mapping[str, Callable[[TailCase, float], SchemeStep | None]] = {
@@ -160,7 +161,7 @@ SCHEMES: Mapping[str, Callable[[TailCase, float], SchemeStep | None]] = {
     "one step off, partial": partial_off,
     "reallocation": lambda case, _: reallocated(case),
 }
-"""By name, in the table's order."""
+"""The schemes by name, in the table's order."""
 
 
 def _gathered(case: TailCase, rows: Sequence[PendingResponse], run: Generated, few: int, each: int) -> SchemeStep:
@@ -219,9 +220,9 @@ def _mean(steps: Sequence[SchemeStep]) -> SchemeStep:
 
 def _rest_s(case: TailCase, devices: int, rows: Sequence[PendingResponse]) -> float:
     """Return what all but generation takes for these rows on so many devices, on which it fits."""
-    found = case.rest_s(devices, _share_of(case, rows))
-    assert found is not None
-    return found
+    seconds = case.rest_s(devices, _share_of(case, rows))
+    assert seconds is not None
+    return seconds
 
 
 def _share_of(case: TailCase, rows: Sequence[PendingResponse]) -> float:
@@ -254,9 +255,9 @@ class _UnderWay:
     def take(self) -> list[PendingResponse]:
         """Take the rows of as many complete prompts as a step trains, the oldest first."""
         waiting = Counter(row.group for row in self._rows if row.done < row.length)
-        taken = set(list(dict.fromkeys(row.group for row in self._rows if not waiting[row.group]))[: self._needed])
-        trained = [row for row in self._rows if row.group in taken]
-        self._rows = [row for row in self._rows if row.group not in taken]
+        groups = set(list(dict.fromkeys(row.group for row in self._rows if not waiting[row.group]))[: self._needed])
+        trained = [row for row in self._rows if row.group in groups]
+        self._rows = [row for row in self._rows if row.group not in groups]
         return trained
 
 

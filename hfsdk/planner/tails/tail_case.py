@@ -1,4 +1,4 @@
-"""What a plan says of a step, as schemes need it: a replica's costs, the other seconds on any part of the cluster, and rows."""
+"""A plan's step as schemes need it: a replica's costs, the other seconds on any part of the cluster, and rows."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class TailCase:
                 "Plan for one kind of them in a session of its own, e.g. hf.Session.simulated('2x8 H100')"
             )
         workload = replace(plan.workload, response_lengths=lengths)
-        found = plan.again(workload=workload, placement="colocate", top=1, shadows=False)
-        if len(_generating(found)) != 1:
+        colocated = plan.again(workload=workload, placement="colocate", top=1, shadows=False)
+        if len(_generating(colocated)) != 1:
             raise OptionError(
-                f"long tails are simulated of steps that generate once; {found.algorithm} generates {len(_generating(found))} times"
-                ". Plan an algorithm that does, e.g. hf.GRPO()"
+                f"long tails are simulated of steps that generate once; {colocated.algorithm} generates "
+                f"{len(_generating(colocated))} times. Plan an algorithm that does, e.g. hf.GRPO()"
             )
         drawn = ResponseLengths(kind=lengths) if isinstance(lengths, str) else lengths
-        return cls(plan=found, perf=perf, lengths=drawn, seed=seed, steps=steps)
+        return cls(plan=colocated, perf=perf, lengths=drawn, seed=seed, steps=steps)
 
     @property
     def cluster(self) -> ClusterSpec:
@@ -128,19 +128,19 @@ class TailCase:
         if devices not in self._parts:
             assert self.plan.again is not None
             try:
-                found = self.plan.again(cluster=part_of(self.cluster, devices), placement="colocate", top=1, shadows=False)
+                plan = self.plan.again(cluster=part_of(self.cluster, devices), placement="colocate", top=1, shadows=False)
             except HfsdkError:
-                found = None
-            self._parts[devices] = found
+                plan = None
+            self._parts[devices] = plan
         return self._parts[devices]
 
     def rest_s(self, devices: int, share: float = 1.0) -> float | None:
         """Return the seconds of all of a step but its generation, ``None`` where it does not fit.
 
         Args:
-            devices: of the part of the cluster, on whose plan's layouts it is done.
-            share: of a step's tokens. Fewer take longer than in proportion: an optimizer step, reading weights and filling a
-                pipeline cost the same for a small mini-batch, and rows are whole.
+            devices: the number of devices of the part of the cluster whose plan gives the layouts.
+            share: the share of a step's tokens. Fewer take longer than in proportion: an optimizer step, reading weights and
+                filling a pipeline cost the same for a small mini-batch, and rows are whole.
         """
         curve = self._rest_curve(devices)
         if curve is None:
@@ -181,10 +181,12 @@ class TailCase:
         each = ((name, use, layout) for name, both in plan.layouts.items() for use, layout in both.items())
         layouts = {name if use == "train" else f"{name} {use}": layout for name, use, layout in each}
         try:
-            found = plan.again(cluster=plan.cluster, workload=workload, placement="colocate", top=1, shadows=False, layouts=layouts)
+            replanned = plan.again(
+                cluster=plan.cluster, workload=workload, placement="colocate", top=1, shadows=False, layouts=layouts
+            )
         except HfsdkError:
             return None
-        return _rest_of(found)
+        return _rest_of(replanned)
 
     def used(self, devices: int) -> int:
         """Return how many of so many devices the plan for them has roles on."""
@@ -207,15 +209,15 @@ class TailCase:
         plan = self.rest(devices)
         assert plan is not None
         home = plan.placement.pool_of
-        held = [role_bytes(_in_layouts(role, plan), home(role.name).size) for role in plan.roles.values() if role.model]
-        moved = sum(one.weights + one.optimizer for one in held)
+        estimates = [role_bytes(_in_layouts(role, plan), home(role.name).size) for role in plan.roles.values() if role.model]
+        moved = sum(estimate.weights + estimate.optimizer for estimate in estimates)
         return self.perf.move(float(moved), self._between, self.setup.spec.num_layers)
 
     # -- generation
 
     @cached_property
     def costs(self) -> TokenCosts:
-        """Of a replica beside its trainer."""
+        """The costs of a replica that shares devices with its trainer."""
         return self._costs_of(self.setup, self.devices)
 
     def alone(self, devices: int) -> tuple[TokenCosts, float]:
@@ -256,7 +258,7 @@ class TailCase:
 
     @cached_property
     def mean_tokens(self) -> float:
-        """Of a step, prompts and responses: what the plan's other seconds are for."""
+        """Tokens of prompts and responses of a step, in the mean: the plan's other seconds are for these."""
         return sum(row.most for rows in self.each_step() for row in rows) / self.steps
 
 

@@ -1,4 +1,4 @@
-"""What a decode step of one rollout replica costs, as numbers: read once from ``PerfModel``, then looked up step by step.
+"""The costs of one rollout replica's decode steps as numbers: read once from ``PerfModel``, then looked up step by step.
 
 The model's seconds for responses of one token each give the step, and what one more key and value costs::
 
@@ -26,17 +26,17 @@ class TokenCosts:
     """Seconds of a replica's decode steps, and how many rows it holds."""
 
     step_s: tuple[float, ...]
-    """By the number of rows; 0 for none."""
+    """Seconds of a step by the number of rows; 0 for none."""
     read_s: float
-    """For each key and value that a step reads."""
+    """Seconds for each key and value that a step reads."""
     prefill_s: float
-    """For each token that is read again or for the first time."""
+    """Seconds for each token that is read again or for the first time."""
     cache_tokens: float = math.inf
     """Tokens that the replica's cache holds."""
     move_token_s: float = 0.0
-    """For each token whose keys and values come from another replica."""
+    """Seconds for each token whose keys and values come from another replica."""
     move_s: float = 0.0
-    """For each such move."""
+    """Seconds for each move of a row from another replica."""
 
     @property
     def most_rows(self) -> int:
@@ -50,14 +50,14 @@ class TokenCosts:
         Args:
             perf: predicts the seconds.
             setup: the model in its rollout layout.
-            prompts: lengths of prompts as they come; what a token of prefill takes is their mean.
+            prompts: lengths of prompts as they come; a token of prefill takes their mean.
             num_rows: most rows that are ever given to it.
             between: the link to other replicas, one device's part.
         """
         most = min(num_rows, setup.max_num_seqs)
-        one = np.ones(1)
-        none = perf.decode(setup, np.zeros(1), one)
-        read_s = perf.decode(setup, one, one) - none
+        one_row = np.ones(1)
+        none = perf.decode(setup, np.zeros(1), one_row)
+        read_s = perf.decode(setup, one_row, one_row) - none
         step_s = [perf.decode(setup, np.zeros(rows), np.ones(rows)) - read_s * rows / 2 for rows in range(1, most + 1)]
         token_bytes = setup.spec.kv_bytes_per_token(setup.dtype) / min(setup.rollout_tp, setup.spec.num_kv_heads)
         cache = math.inf

@@ -1,7 +1,7 @@
 """The exercises of the notebooks: a module for each notebook, at least three exercises in it, one of them code of the algorithm.
 
-Their tasks stand in the notebooks; here is what a right answer is, and the hints to those that are often given instead. Solutions,
-with their reasons, are in ``notebooks/solutions/``.
+Their tasks stand in the notebooks; here is what a right answer is, and the hints to answers that are often given instead.
+Solutions, with their reasons, are in ``notebooks/solutions/``.
 
 May import: teach.exercise_kinds.
 """

@@ -1,4 +1,4 @@
-"""What if: money, bytes a trained parameter, a step that does less."""
+"""Exercises on what-if: money, bytes a trained parameter, a step that does less."""
 
 from __future__ import annotations
 

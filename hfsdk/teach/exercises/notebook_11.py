@@ -1,4 +1,4 @@
-"""When it goes wrong: what is lost, what an interrupt does, a ratio that stays finite."""
+"""Exercises on failures: what is lost, what an interrupt does, a ratio that stays finite."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ CAUSES = {
     "a loss that divides by zero": "Whose loss is not a number: all samples', or one's? And are the weights finite?",
     "a reward that follows length": "What do the scores go with? reward.probe(batch) has the correlations.",
 }
-"""What may be wrong, and where to look before one says so."""
+"""Possible mistakes, and the place to look before one names them."""
 
 
 def _cause(right: str, because: str) -> Choice:

@@ -1,6 +1,6 @@
 """The calibration picture: seconds of every call as measured, and as predicted before and after the model was fitted.
 
-Measured bars are solid, predicted ones hatched; beside them the error before and after, below them the constants that changed.
+Measured bars are solid, predicted ones hatched; next to them the error before and after, below them the constants that changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConstantView(TypedDict):
 
 
 class BandView(TypedDict):
-    """Of one kind of work the multipliers between which four in five of measured over predicted lie."""
+    """The multipliers between which four in five of measured over predicted lie, for one kind of work."""
 
     kind: str
     low: float | None
@@ -56,7 +56,7 @@ class CalibrationView(TypedDict):
     calls: list[CalibratedView]
     constants: list[ConstantView]
     bands: list[BandView]
-    """That of all kinds together is the first."""
+    """The bands by kind; that of all kinds together is the first."""
     most_s: float
 
 
@@ -78,7 +78,8 @@ def calibration_view(data: Mapping[str, Any]) -> CalibrationView:
             for c in data["constants"]
         ],
         "bands": [
-            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high), "kept": _kept(data.get("kept", {}).get(kind))}
+            {"kind": kind or "all kinds", "low": finite(low), "high": finite(high),
+             "kept": _coverage(data.get("kept", {}).get(kind))}
             for kind, (low, high) in bands
         ],
         "most_s": max([s for s in seconds if s is not None], default=0.0) or 1.0,
@@ -108,8 +109,8 @@ def error_text(error: float | None) -> str:
     return "–" if error is None else f"{'+' if error >= 0 else '−'}{abs(100 * error):.0f} %"
 
 
-def _kept(one: Sequence[int] | None) -> str:
-    return f"{one[0]} of {one[1]}" if one and one[1] else ""
+def _coverage(coverage: Sequence[int] | None) -> str:
+    return f"{coverage[0]} of {coverage[1]}" if coverage and coverage[1] else ""
 
 
 def _change(constant: Mapping[str, Any]) -> str:

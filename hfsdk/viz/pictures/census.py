@@ -18,7 +18,7 @@ HOLDERS = {
     "rollout": ("#4f9d55", "in the rollout alone"),
     "shared": ("#7a6cc9", "one storage for both"), "aside": ("#8c6d46", "kept aside while generating"),
 }  # fmt: skip
-"""Colour and words of those that hold weights, left to right."""
+"""Colour and words of the holders of weights, left to right."""
 MOST_RANKS = 32
 
 
@@ -48,7 +48,7 @@ class CensusView(TypedDict):
     left_out: int
     """Ranks that are not drawn: those with the least."""
     base_of: list[str]
-    """Roles that have the frozen weights beside adapters together."""
+    """Roles that share the frozen weights under adapters."""
     redundant_bytes: int
     most_bytes: int
 
@@ -57,7 +57,7 @@ def census_view(data: Mapping[str, Any]) -> CensusView:
     """Turn ``Census.view()`` into the view of the picture."""
     ranks: list[HeldView] = list(data["ranks"])
     fullest = sorted(ranks, key=lambda r: (-r["total_bytes"], r["rank"]))[:MOST_RANKS]
-    kept = sorted(fullest, key=lambda r: r["rank"])
+    shown = sorted(fullest, key=lambda r: r["rank"])
     total, planned, redundant = (sum(r[key] for r in data["ranks"]) for key in ("total_bytes", "planned_bytes", "redundant_bytes"))
     title = data["title"]
     words = f"{bytes_text(total)} on {len(ranks)} rank{'s' * (len(ranks) != 1)}, {bytes_text(planned)} planned, "
@@ -65,21 +65,21 @@ def census_view(data: Mapping[str, Any]) -> CensusView:
     others = ", ".join(name for name in data.get("base_of", ()) if name != data["role"])
     words += f", base shared with {others}" if others else ""
     return {
-        "picture": "census", "title": title, "summary": f"{title}: {words}", "ranks": kept, "left_out": len(ranks) - len(kept),
+        "picture": "census", "title": title, "summary": f"{title}: {words}", "ranks": shown, "left_out": len(ranks) - len(shown),
         "holders": [
-            {"name": name, "color": color, "words": _label(name, told, bool(data.get("base_of")), others)}
-            for name, (color, told) in HOLDERS.items()
+            {"name": name, "color": color, "words": _label(name, label, bool(data.get("base_of")), others)}
+            for name, (color, label) in HOLDERS.items()
         ],
         "base_of": list(data.get("base_of", ())),
-        "redundant_bytes": redundant, "most_bytes": max([max(r["total_bytes"], r["planned_bytes"]) for r in kept], default=0) or 1,
+        "redundant_bytes": redundant, "most_bytes": max([max(r["total_bytes"], r["planned_bytes"]) for r in shown], default=0) or 1,
     }  # fmt: skip
 
 
-def _label(holder: str, told: str, adapters: bool, others: str) -> str:
+def _label(holder: str, words: str, adapters: bool, others: str) -> str:
     """Say what a colour stands for, of a role with adapters too."""
     if holder == "base" and others:
-        return f"{told}, shared with {others}"
-    return "in the trainer: adapters" if holder == "trainer" and adapters else told
+        return f"{words}, shared with {others}"
+    return "in the trainer: adapters" if holder == "trainer" and adapters else words
 
 
 class CensusPicture(Picture):
@@ -91,7 +91,7 @@ class CensusPicture(Picture):
         """Return a line per rank."""
         lines = [self.view["summary"]]
         for r in self.view["ranks"]:
-            held = [f"{name} {bytes_text(r[f'{name}_bytes'])}" for name in HOLDERS if r[f"{name}_bytes"]]
+            holder_bytes = [f"{name} {bytes_text(r[f'{name}_bytes'])}" for name in HOLDERS if r[f"{name}_bytes"]]
             planned = f"{bytes_text(r['total_bytes'])}, {bytes_text(r['planned_bytes'])} planned"
-            lines.append(f"  rank {r['rank']}: {planned} ({', '.join(held) or 'nothing'})")
+            lines.append(f"  rank {r['rank']}: {planned} ({', '.join(holder_bytes) or 'nothing'})")
         return "\n".join(lines)

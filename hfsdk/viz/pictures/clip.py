@@ -60,7 +60,7 @@ class ClipView(TypedDict):
 
 
 class ClipNumbers(TypedDict):
-    """What clipping leaves without gradient."""
+    """The tokens that clipping leaves without gradient, counted."""
 
     tokens: int
     positive: int
@@ -154,9 +154,9 @@ class ClipPicture(Picture):
         lines = [f"{view['title']}: {view['summary']}"]
         longest = max(1, int(max(sum(c) for c in counts)))
         for k, (pos, pos_cut, neg, neg_cut, zero) in enumerate(counts):
-            kept, cut = pos + neg + zero, pos_cut + neg_cut
-            bar = "#" * math.ceil(40 * kept / longest) + "x" * math.ceil(40 * cut / longest)
-            lines.append(f"  {math.exp((edges[k] + edges[k + 1]) / 2):>8.3f} {bar} {int(kept + cut)}")
+            learned, cut = pos + neg + zero, pos_cut + neg_cut
+            bar = "#" * math.ceil(40 * learned / longest) + "x" * math.ceil(40 * cut / longest)
+            lines.append(f"  {math.exp((edges[k] + edges[k + 1]) / 2):>8.3f} {bar} {int(learned + cut)}")
         return "\n".join([*lines, "  # with gradient, x clipped"])
 
 

@@ -70,13 +70,14 @@ def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
         raise ColumnError(f"sample {row!r} does not exist; the batch has {batch.num_rows} samples (0 to {batch.num_rows - 1})")
     tokens = batch.tokens([row])
     table, names = tokens.table, [n for n in ("advantages", "returns", "values") if n in batch]
-    one: dict[str, Array] = {n: _numbers(table[n], n) for n in ("rewards", *names)}
+    sample: dict[str, Array] = {n: _numbers(table[n], n) for n in ("rewards", *names)}
+    # Whitening takes the whole batch's mean and deviation: one sample cannot tell whether it was done.
     whole = batch.table(*names) if len(names) == 3 else None
     whitening = Whitening("unknown")
     if whole is not None:
         whitening = whitening_of(*(_numbers(whole[n], n) for n in ("advantages", "returns", "values")))
-    own = _own(one, whitening)
-    columns = {name: pack(column) for name, column in one.items()} | ({"own": pack(own)} if own is not None else {})
+    own = _own(sample, whitening)
+    columns = {name: pack(column) for name, column in sample.items()} | ({"own": pack(own)} if own is not None else {})
     score = float(np.asarray(table["scores"])[0]) if "scores" in table else None
     response = [int(t) for t in table.ragged("response")[0]]
     shown = [visible(tokens.vocabulary[t].decode("utf-8", "backslashreplace")) for t in response]
@@ -85,18 +86,18 @@ def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
         "picture": "credit", "title": f"credit for sample {row}", "summary": "", "row": int(row),
         "first_row": int(tokens.first_rows[0]), "tokens": shown, "gamma": float(gamma), "lam": float(lam), "columns": columns,
         "score": score if score is not None and math.isfinite(score) else None,
-        "kl_coef": _kl_coef(one["rewards"], kl, score),
+        "kl_coef": _kl_coef(sample["rewards"], kl, score),
         "whitening": {"state": whitening.state, "mean": whitening.mean, "std": whitening.std},
-        "note": whitening_words(whitening, "advantages" in one),
+        "note": whitening_words(whitening, "advantages" in sample),
         "missing": [n for n in ("scores", "advantages", "returns") if n not in table],
     }  # fmt: skip
     view["summary"] = _summary(view)
     return view
 
 
-def whitening_words(whitening: Whitening, known: bool) -> str:
+def whitening_words(whitening: Whitening, has_advantages: bool) -> str:
     """Say what was done to the batch's advantages after GAE."""
-    if not known:
+    if not has_advantages:
         return "the batch has no advantages yet: the line is missing"
     if whitening.state == "whitened":
         mean = whitening.mean or 0.0
@@ -156,12 +157,12 @@ def _numbers(column: Any, name: str) -> Array:
     return column.flat.astype(np.float32)
 
 
-def _own(one: dict[str, Array], whitening: Whitening) -> Array | None:
-    if "returns" in one and whitening.state in ("no", "whitened"):
-        return one["advantages"] if whitening.state == "no" else one["returns"] - one["values"]
-    if "advantages" in one:
-        return one["advantages"]
-    return one["returns"] - one["values"] if "returns" in one else None
+def _own(sample: dict[str, Array], whitening: Whitening) -> Array | None:
+    if "returns" in sample and whitening.state in ("no", "whitened"):
+        return sample["advantages"] if whitening.state == "no" else sample["returns"] - sample["values"]
+    if "advantages" in sample:
+        return sample["advantages"]
+    return sample["returns"] - sample["values"] if "returns" in sample else None
 
 
 def _kl_coef(rewards: Array, kl: Array | None, score: float | None) -> float | None:
@@ -191,7 +192,7 @@ def _summary(view: CreditView) -> str:
     return words + f"NOT those the batch's advantages were made with (largest difference {gap:.3g})"
 
 
-# GAE of one sequence on arrays, so that nobody needs torch to look.
+# -- GAE of one sequence on arrays, so that nobody needs torch to look
 
 
 def gae(rewards: Array, values: Array, gamma: float, lam: float) -> tuple[Array, Array]:

@@ -23,15 +23,15 @@ MAIN = (
 )  # fmt: skip
 """Curves that are drawn first; the others are under "all numbers"."""
 LOSSES = ("actor_loss", "loss")
-"""Drawn before them in a run that scores nothing, as DPO's."""
+"""Curves that are drawn before ``MAIN`` in a run that scores nothing, as DPO's."""
 TOTALLED = ("cost",)
-"""Drawn as sums over the steps so far."""
+"""Curves that are drawn as sums over the steps so far."""
 MOST_POINTS = 400
 """A longer curve shows one of every two, three, ... steps."""
 MOST_STEPS = 50
 """Steps that can be opened, the newest."""
 MOST_CHARACTERS = 4_000
-"""Of a sample's prompt, and of its response; ``batch.tokens()`` shows more."""
+"""Most characters of a sample's prompt, and of its response; ``batch.tokens()`` shows more."""
 
 
 class CurveView(TypedDict):
@@ -66,7 +66,7 @@ class DashboardView(TypedDict):
     state: str
     error: str
     warnings: list[str]
-    """What the numbers say is wrong, with what to do."""
+    """The warnings that the numbers give, with what to do."""
     restores: list[str]
     """The workers' deaths that the run went on after."""
     steps_done: int
@@ -87,16 +87,16 @@ class DashboardView(TypedDict):
 def dashboard_view(data: Mapping[str, Any], live: bool = False) -> DashboardView:
     """Turn ``Run.view()`` into the view of the picture; ``live`` shows the buttons."""
     rows: Sequence[Mapping[str, Any]] = data["rows"]
-    known = dict.fromkeys(k for row in rows for k in row if k != "step")
-    names = [k for k in known if any(number(row.get(k)) is not None for row in rows)]
+    columns = dict.fromkeys(k for row in rows for k in row if k != "step")
+    names = [k for k in columns if any(number(row.get(k)) is not None for row in rows)]
     main = MAIN if "score_mean" in names else (*LOSSES, *MAIN)
     ordered = [n for n in main if n in names] + [n for n in names if n not in main]
     title = f"train: {len(rows)} of {data['steps']} steps, {data['state']}" + (" (predicted)" if data["predicted"] else "")
     last = rows[-1] if rows else {}
     numbers = [(name, number(last.get(name))) for name in ordered if name in main][:3]
-    told = [f"{name} {found:.4g}" for name, found in numbers if found is not None]
+    figures = [f"{name} {value:.4g}" for name, value in numbers if value is not None]
     return {
-        "picture": "dashboard", "title": title, "summary": ", ".join([title, *told]),
+        "picture": "dashboard", "title": title, "summary": ", ".join([title, *figures]),
         "state": data["state"], "error": data["error"], "warnings": list(data["warnings"]),
         "restores": list(data["restores"]),
         "steps_done": len(rows), "steps_asked": data["steps"],
@@ -118,10 +118,10 @@ class DashboardPicture(Picture):
         lines = [view["title"]] + ([f"  {view['error']}"] if view["error"] else [])
         lines += [f"  {text}" for text in (*view["restores"], *view["warnings"])]
         for curve in view["curves"]:
-            known = [y for _, y in curve["points"] if y is not None]
-            if curve["main"] and known:
-                ends = f"{known[0]:.4g} -> {known[-1]:.4g}"
-                lines.append(f"  {curve['name']:<22} {ends}   ({min(known):.4g} to {max(known):.4g})")
+            values = [y for _, y in curve["points"] if y is not None]
+            if curve["main"] and values:
+                ends = f"{values[0]:.4g} -> {values[-1]:.4g}"
+                lines.append(f"  {curve['name']:<22} {ends}   ({min(values):.4g} to {max(values):.4g})")
         for step in view["steps"][-1:]:
             lines.append(f"  step {step['step']}: {seconds_text(step['seconds'])}")
             for sample in step["samples"]:
@@ -131,14 +131,14 @@ class DashboardPicture(Picture):
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, or ``None`` for whatever else."""
+    """Return a finite number, or ``None`` for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def _curve(name: str, rows: Sequence[Mapping[str, Any]], *, main: bool) -> CurveView:
-    """Of every few steps the last that has a number, so that what is measured now and then is not missed."""
+    """Return a curve: of every few steps the last that has a number, so that rare measurements are not missed."""
     every = max(1, -(-len(rows) // MOST_POINTS))
     totals = list(accumulate(number(row.get(name)) or 0.0 for row in rows)) if name in TOTALLED else None
     points: list[list[float | None]] = []

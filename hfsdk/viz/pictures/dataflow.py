@@ -26,7 +26,7 @@ from hfsdk.viz.frame import PHASE_COLORS, Picture, bytes_text, count_text, role_
 from hfsdk.viz.plain import cut, letters, plain
 
 MOST_CALLS = 120
-"""Of more calls in a step, only the last ones are drawn."""
+"""Most calls of a step that are drawn; of more, only the last ones."""
 TASK_COLOR = "#77808a"
 
 ALL_ROWS = "every rank reads all rows"
@@ -45,7 +45,7 @@ class CallView(TypedDict):
     """One box."""
 
     row: int | None
-    """In ``to_pandas()``; ``None`` for what comes from outside of the step."""
+    """Row of ``to_pandas()``; ``None`` for an input from outside of the step."""
     id: int
     name: str
     role: str
@@ -149,15 +149,17 @@ class DataflowPicture(Picture):
 
 def _shown(calls: list[Any], edges: list[Any]) -> tuple[list[Any], list[Any], int]:
     """Return the last calls, and the edges and inputs that belong to them."""
-    mine = [call for call in calls if not call["input"]]
-    keep = {call["id"] for call in mine[-MOST_CALLS:]}
-    kept = [dict(edge, row=row) for row, edge in enumerate(edges) if edge["target"] in keep]
-    keep |= {edge["source"] for edge in kept}
-    return [c for c in calls if c["id"] in keep], kept, max(0, len(mine) - MOST_CALLS)
+    step_calls = [call for call in calls if not call["input"]]
+    keep = {call["id"] for call in step_calls[-MOST_CALLS:]}
+    # A row is an edge's number among all edges of the step, so they are numbered before any is left out.
+    drawn_edges = [dict(edge, row=row) for row, edge in enumerate(edges) if edge["target"] in keep]
+    keep |= {edge["source"] for edge in drawn_edges}
+    return [c for c in calls if c["id"] in keep], drawn_edges, max(0, len(step_calls) - MOST_CALLS)
 
 
 def _colors(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     names = dict.fromkeys(call["role"] for call in calls)
+    # A shadow has a shade of its owner's colour, so owners get theirs first, also where they do not call anything themselves.
     owners = dict.fromkeys(name.rpartition(".")[0] for name in names if is_shadow(name))
     names = dict.fromkeys([*owners, *names])
     names.pop("session", None)
@@ -178,8 +180,8 @@ def _box(call: Mapping[str, Any], row: int | None, colors: Mapping[str, str]) ->
     room = int((WIDTH - 20) / 6.9)
     title = next((t for t in titles if letters(t) <= room), cut(titles[-1], room))
     columns = call["writes"]
-    known = [size for size in columns.values() if size is not None]
-    size = bytes_text(sum(known)) if known else "not written yet"
+    sizes = [size for size in columns.values() if size is not None]
+    size = bytes_text(sum(sizes)) if sizes else "not written yet"
     out = f"{len(columns)} column{'s' * (len(columns) != 1)}, {size}" if columns else ""
     return {
         "row": row, "id": call["id"], "name": titles[0], "role": call["role"], "kind": kind,
@@ -295,20 +297,14 @@ def _note(controller_bytes: int | None, calls: Sequence[Mapping[str, Any]]) -> s
 
 
 def _summary(calls: Sequence[Mapping[str, Any]], edges: Sequence[Mapping[str, Any]]) -> str:
-    mine = [call for call in calls if not call["input"]]
-    by_phase = [f"{sum(c['phase'] == p for c in mine)} in {p}" for p in PHASES if any(c["phase"] == p for c in mine)]
+    step_calls = [call for call in calls if not call["input"]]
+    by_phase = [f"{sum(c['phase'] == p for c in step_calls)} in {p}" for p in PHASES if any(c["phase"] == p for c in step_calls)]
     total = sum(edge["num_bytes"] or 0 for edge in edges if edge["kind"] == "columns")
-    words = f"{len(mine)} call{'s' * (len(mine) != 1)}" + (f" ({', '.join(by_phase)})" if by_phase else "")
+    words = f"{len(step_calls)} call{'s' * (len(step_calls) != 1)}" + (f" ({', '.join(by_phase)})" if by_phase else "")
     return f"{words}, {len(edges)} edges that carry {bytes_text(total)}"
 
 
-# Where the boxes and lines of a dataflow stand: phases from left to right, in each a column per level of dependence.
-#
-# A line that passes columns runs through free slots of theirs; lines from one call share them::
-#
-#     level   0         1          2          3
-#             [a o------o b  o-----o c  o-----o d]
-#                `------ trunk ---- trunk ----o     (a -> d; a -> c would leave the same trunk earlier)
+# -- layout: phases from left to right, in each a column per level of dependence
 
 WIDTH, GAP_X, GAP_Y, TOP, LEFT = 186.0, 52.0, 14.0, 36.0, 32.0
 HEADER, PORT, OUT, TRUNK = 37.0, 15.0, 17.0, 8.0
@@ -319,7 +315,14 @@ _Slot = tuple[int, int]
 
 
 def arrange(calls: list[dict[str, Any]], edges: list[dict[str, Any]]) -> tuple[float, float, list[dict[str, Any]]]:
-    """Set ``x, y, width, height`` of boxes, ``port_y`` and ``path`` of lines; return width, height and the phases' bands."""
+    """Set ``x, y, width, height`` of boxes, ``port_y`` and ``path`` of lines; return width, height and the phases' bands.
+
+    A line that passes columns runs through free slots of theirs; lines from one call share them::
+
+        level   0         1          2          3
+                [a o------o b  o-----o c  o-----o d]
+                   `------ trunk ---- trunk ----o     (a -> d; a -> c would leave the same trunk earlier)
+    """
     levels, bands = _levels(calls, edges)
     ports: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for edge in edges:
@@ -358,13 +361,14 @@ def _levels(calls: list[dict[str, Any]], edges: list[dict[str, Any]]) -> tuple[d
     begin = 0
     bands = []
     for name in order:
-        mine = [call["id"] for call in calls if phases[call["id"]] == name]
-        for number in mine:  # calls come in submission order, so a source stands before its readers
+        phase_calls = [call["id"] for call in calls if phases[call["id"]] == name]
+        for number in phase_calls:  # calls come in submission order, so a source stands before its readers
             levels[number] = max([begin, *(levels[s] + 1 for s in sources[number] if s in levels)])
-        if mine:
-            first, begin = min(levels[n] for n in mine), max(begin, *(levels[n] + 1 for n in mine))
+        if phase_calls:
+            first, begin = min(levels[n] for n in phase_calls), max(begin, *(levels[n] + 1 for n in phase_calls))
             x, width = LEFT + first * (WIDTH + GAP_X) - GAP_X / 2 + 2, (begin - first) * (WIDTH + GAP_X) - 4
             bands.append({"phase": name or "inputs", "x": x, "width": width})
+    # Phases stand left to right, yet a call may read from a later phase: it moves right of what it reads, and so do its readers.
     late = [edge for edge in edges if levels[edge["target"]] <= levels[edge["source"]]]  # read from a later phase
     while late:
         for edge in late:
@@ -383,6 +387,7 @@ def _columns(calls: list[dict[str, Any]], edges: list[dict[str, Any]], levels: d
         came = (edge["source"], -1)
         for level in range(levels[edge["source"]] + 1, levels[edge["target"]]):
             slot = (edge["source"], level)
+            # Lines of one call share a trunk: the slot is made by the first of them.
             if slot not in before:
                 columns[level].append(slot)
                 before[slot].append(came)

@@ -120,9 +120,9 @@ Series = tuple[Sequence[Point], Sequence[tuple[float, float, float]]]
 
 
 def _band(points: Sequence[Mapping[str, float | None]]) -> Series:
-    known = [p for p in points if p["mean"] is not None]
-    line = [(float(p["step"] or 0), float(p["mean"] or 0)) for p in known]
-    return line, [(float(p["step"] or 0), float(p["low"] or 0), float(p["high"] or 0)) for p in known]
+    drawn = [p for p in points if p["mean"] is not None]
+    line = [(float(p["step"] or 0), float(p["mean"] or 0)) for p in drawn]
+    return line, [(float(p["step"] or 0), float(p["low"] or 0), float(p["high"] or 0)) for p in drawn]
 
 
 def _frontier(curves: Mapping[str, Sequence[Mapping[str, float | None]]]) -> Series:

@@ -33,7 +33,7 @@ MOST_TEXT = 600
 
 
 class FindingView(TypedDict):
-    """What is wrong, or worth to know."""
+    """One finding: what is wrong, or worth to know."""
 
     kind: str
     css: str
@@ -51,7 +51,7 @@ class BarView(TypedDict):
     text: str
     over: bool
     parts: list[dict[str, Any]]
-    """Of memory: ``{"name", "label", "color", "bytes"}``."""
+    """The parts of a bar of memory: ``{"name", "label", "color", "bytes"}``."""
     exists_bytes: float | None
     start_s: float | None
     seconds: float | None
@@ -84,14 +84,14 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
     seconds = finite(data["seconds"]) or 0.0
     findings: list[FindingView] = [
         {
-            "kind": one["kind"], "css": CLASSES.get(one["kind"], "hf-dim"), "source": cut(one["source"], MOST_TEXT),
-            "text": cut(f"{one['rule']}; got {one['got']}.", MOST_TEXT), "do": cut(one["do"], MOST_TEXT),
+            "kind": finding["kind"], "css": CLASSES.get(finding["kind"], "hf-dim"), "source": cut(finding["source"], MOST_TEXT),
+            "text": cut(f"{finding['rule']}; got {finding['got']}.", MOST_TEXT), "do": cut(finding["do"], MOST_TEXT),
         }
-        for one in data["findings"]
+        for finding in data["findings"]
     ]  # fmt: skip
     subtitle = _verdict(data)
     rows = [f"{row['name']} {_number(row['value'])}" for row in data["arithmetic"]]
-    held = list(data["memory"])
+    memory = list(data["memory"])
     words = [f"Taken, for it is not said: {what}: {said}" for what, said in data["assumed"].items()]
     none = "sizes" in data["withheld"]  # told above, once
     if data["no_trace"] and not none:
@@ -100,9 +100,9 @@ def explanation_view(data: Mapping[str, Any]) -> ExplanationView:
         "picture": "explanation", "title": cut(data["title"], 200), "subtitle": subtitle,
         "summary": cut("; ".join([data["title"], subtitle, *rows]), 2000), "findings": findings,
         "arithmetic": [{"name": r["name"], "value": _number(r["value"]), "how": r["how"]} for r in data["arithmetic"] if not none],
-        "bars": _bars(data, held),
-        "parts": [{"label": WORDS.get(name, name), "color": color} for name, color in PARTS.items() if _has(held, name)],
-        "most_bytes": max([1.0, *(n for one in held for n in (finite(one["asked"]), finite(one["exists"])) if n)]),
+        "bars": _bars(data, memory),
+        "parts": [{"label": WORDS.get(name, name), "color": color} for name, color in PARTS.items() if _has(memory, name)],
+        "most_bytes": max([1.0, *(n for device in memory for n in (finite(device["asked"]), finite(device["exists"])) if n)]),
         "step_s": max(seconds, 1e-9),
         "roles": [
             [r["role"], r["model"] or "no name", f"{r['pool']} ({r['devices']})", r["layout"],
@@ -125,8 +125,10 @@ class ExplanationPicture(Picture):
         """Return the same as text: findings, rows, bars, roles, and how many keys were not read."""
         view = self.view
         lines = [view["title"], f"  {view['subtitle']}"]
-        for one in view["findings"]:
-            lines.append(f"  {one['kind']}: {one['text']} {one['do']}" + (f" ({one['source']})" if one["source"] else ""))
+        for finding in view["findings"]:
+            lines.append(
+                f"  {finding['kind']}: {finding['text']} {finding['do']}" + (f" ({finding['source']})" if finding["source"] else "")
+            )
         width = max([len(r["name"]) for r in view["arithmetic"]], default=0)
         figures = max([len(r["value"]) for r in view["arithmetic"]], default=0)
         lines += [f"  {r['name']:<{width}} {r['value']:>{figures}}  {r['how']}" for r in view["arithmetic"]]
@@ -137,8 +139,8 @@ class ExplanationPicture(Picture):
         lines += [f"  {word}" for word in view["words"]]
         odd = [f"{key} ({said})" for key, said in view["unread"] if "could change" in said or said.startswith("read as")]
         count = sum(not said.startswith("read as") for _, said in view["unread"])
-        told = f"{count} key{'s' * (count != 1)} not read, {len(view['defaults'])} at their defaults"
-        lines.append("; ".join([f"  {told}", *odd]))
+        count_words = f"{count} key{'s' * (count != 1)} not read, {len(view['defaults'])} at their defaults"
+        lines.append("; ".join([f"  {count_words}", *odd]))
         return "\n".join(lines)
 
 
@@ -147,11 +149,11 @@ def _number(value: Any) -> str:
 
 
 def _has(memory: Sequence[Mapping[str, Any]], part: str) -> bool:
-    return any(one["parts"].get(part) for one in memory)
+    return any(device["parts"].get(part) for device in memory)
 
 
 def _verdict(data: Mapping[str, Any]) -> str:
-    kinds = [one["kind"] for one in data["findings"]]
+    kinds = [entry["kind"] for entry in data["findings"]]
     broken, misfits = kinds.count("broken"), kinds.count("does not fit")
     if "sizes" in data["withheld"]:
         return "no numbers: keys that are not read could change them"
@@ -159,11 +161,12 @@ def _verdict(data: Mapping[str, Any]) -> str:
     words = [f"{broken} rule{'s' * (broken != 1)} broken" if broken else "no rule broken"]
     if misfits:
         words.append(
-            "does not fit in " + ", ".join(dict.fromkeys(one["phase"] for one in data["memory"] if one["asked"] > one["exists"]))
+            "does not fit in "
+            + ", ".join(dict.fromkeys(entry["phase"] for entry in data["memory"] if entry["asked"] > entry["exists"]))
         )
     elif data["memory"]:
-        least = min((finite(one["exists"]) or 0) - (finite(one["asked"]) or 0) for one in data["memory"])
-        partly = refused or any(one["left_out"] for one in data["memory"])
+        least = min((finite(entry["exists"]) or 0) - (finite(entry["asked"]) or 0) for entry in data["memory"])
+        partly = refused or any(entry["left_out"] for entry in data["memory"])
         words.append(("" if partly else "fits, with ") + f"{bytes_text(least)} free on the fullest device")
     else:
         words.append("memory left out" if "memory" in data["withheld"] else "memory not worked out")
@@ -174,12 +177,12 @@ def _verdict(data: Mapping[str, Any]) -> str:
 
 def _bars(data: Mapping[str, Any], memory: Sequence[Mapping[str, Any]]) -> list[BarView]:
     bars: list[BarView] = []
-    for pool in dict.fromkeys(one["pool"] for one in memory):
-        mine = [(row, one) for row, one in enumerate(memory) if one["pool"] == pool]
-        first = mine[0][1]
+    for pool in dict.fromkeys(device["pool"] for device in memory):
+        rows_of_pool = [(row, device) for row, device in enumerate(memory) if device["pool"] == pool]
+        first = rows_of_pool[0][1]
         heading = f"memory of a device, pool {pool} ({first['num_devices']} x {first['device']})"
         bars.append(_heading(heading))
-        bars += [_memory_bar(row, one) for row, one in mine]
+        bars += [_memory_bar(row, device) for row, device in rows_of_pool]
     calls = data["calls"][:MOST_CALLS]
     if calls:
         left = len(data["calls"]) - len(calls)
@@ -196,22 +199,22 @@ def _heading(label: str) -> BarView:
     }  # fmt: skip
 
 
-def _memory_bar(row: int, one: Mapping[str, Any]) -> BarView:
-    over = (finite(one["asked"]) or 0) - (finite(one["exists"]) or 0)
+def _memory_bar(row: int, device: Mapping[str, Any]) -> BarView:
+    over = (finite(device["asked"]) or 0) - (finite(device["exists"]) or 0)
     room = f"{bytes_text(over)} too much" if over > 0 else f"{bytes_text(-over)} free"
-    without = [["without", one["left_out"]]] if one["left_out"] else []
+    without = [["without", device["left_out"]]] if device["left_out"] else []
     parts = [
-        {"name": name, "label": WORDS.get(name, name), "color": color, "bytes": finite(one["parts"].get(name)) or 0}
-        for name, color in PARTS.items() if one["parts"].get(name, 0)
+        {"name": name, "label": WORDS.get(name, name), "color": color, "bytes": finite(device["parts"].get(name)) or 0}
+        for name, color in PARTS.items() if device["parts"].get(name, 0)
     ]  # fmt: skip
-    held = [(WORDS.get(name, name), finite(one["parts"].get(name)) or 0) for name in PARTS if one["parts"].get(name, 0)]
+    part_bytes = [(WORDS.get(name, name), finite(device["parts"].get(name)) or 0) for name in PARTS if device["parts"].get(name, 0)]
     return {
-        "kind": "memory", "row": row, "label": one["phase"],
-        "text": f"{bytes_text(one['asked'])} of {bytes_text(one['exists'])}, {room}",
-        "over": over > 0, "parts": parts, "exists_bytes": finite(one["exists"]), "start_s": None, "seconds": None, "color": "",
+        "kind": "memory", "row": row, "label": device["phase"],
+        "text": f"{bytes_text(device['asked'])} of {bytes_text(device['exists'])}, {room}",
+        "over": over > 0, "parts": parts, "exists_bytes": finite(device["exists"]), "start_s": None, "seconds": None, "color": "",
         "tip": [
-            *[[words, bytes_text(bytes_)] for words, bytes_ in held], ["in all", bytes_text(one["asked"])],
-            ["the device has", bytes_text(one["exists"])], ["works", one["worker"] or "nothing"], *without,
+            *[[words, bytes_text(bytes_)] for words, bytes_ in part_bytes], ["in all", bytes_text(device["asked"])],
+            ["the device has", bytes_text(device["exists"])], ["works", device["worker"] or "nothing"], *without,
         ],
     }  # fmt: skip
 

@@ -33,7 +33,7 @@ class CauseView(TypedDict):
     named: bool
     detail: str
     changed: str
-    """What was changed to find out; empty where nothing was left to explain."""
+    """The change that was made to find out; empty where nothing was left to explain."""
 
 
 class PlaceView(TypedDict):
@@ -84,13 +84,13 @@ def gap_view(data: Mapping[str, Any]) -> GapView:
     named = sorted((c for c in causes if c["named"]), key=lambda c: -(c["nats"] or 0.0))
     layers: list[PlaceView] = list(data["layers"])
     over = max(0, len(layers) - MOST_LAYERS)
-    kept = layers if not over else layers[: MOST_LAYERS // 2] + layers[-(MOST_LAYERS // 2) :]
+    drawn_layers = layers if not over else layers[: MOST_LAYERS // 2] + layers[-(MOST_LAYERS // 2) :]
     title = f"{data['role']}: trainer against generating engine, {data['mean']:.2g} nats a token"
     return {
         "picture": "gap", "title": title, "summary": f"{title}: {data['verdict']}",
         "causes": named + [c for c in causes if not c["named"]],
         "most_nats": max([c["nats"] or 0.0 for c in causes], default=0.0) or 1.0,
-        "layers": kept, "left_out": over, "worst": data["worst"], "axis": [LEAST, MOST],
+        "layers": drawn_layers, "left_out": over, "worst": data["worst"], "axis": [LEAST, MOST],
         "engines": [{"name": name, "color": color, "words": words} for name, (color, words) in ENGINES.items()],
     }  # fmt: skip
 
@@ -108,7 +108,7 @@ class GapPicture(Picture):
         for c in view["causes"]:
             lines.append(f"  {c['words']:<{width}}  {cause_text(c)}")
         for place in view["layers"]:
-            far = ", ".join(f"{e['words']} {_far(place[e['name']])}" for e in view["engines"])
+            far = ", ".join(f"{e['words']} {_distance_text(place[e['name']])}" for e in view["engines"])
             lines.append(f"  {place['place']}: {far}")
         return "\n".join(lines)
 
@@ -128,5 +128,5 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
-def _far(value: float | None) -> str:
+def _distance_text(value: float | None) -> str:
     return "not seen" if value is None else f"{value:.1e}"

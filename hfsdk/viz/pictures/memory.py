@@ -20,7 +20,7 @@ PARTS = {
     "weights": "#3b76c4", "gradients": "#c4a02e", "optimizer": "#7a6cc9", "rollout": "#4f9d55", "kv_cache": "#2a9d8f",
     "working": "#d64545", "process": "#8b949e",
 }  # fmt: skip
-"""What memory is for, bottom to top, and its colour."""
+"""The parts of memory, bottom to top, with their colours."""
 WORDS = {
     "kv_cache": "KV cache", "rollout": "rollout copy", "working": "working (activations, logits)", "process": "rest of the process",
 }  # fmt: skip
@@ -38,10 +38,10 @@ class DeviceMemoryView(TypedDict):
     calls: list[dict[str, Any]]
     """``{"row", "call", "start_s", "end_s", "<part>_bytes", ..., "rss_bytes", ...}``: the tensors when the call had ended.
 
-    ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of those that are.
+    ``asleep_bytes`` of them are not there, because a rollout sleeps: an empty box on top of the bytes that are.
     """
     bases: list[str]
-    """Of each frozen base that is there once for several roles, those roles: ``"actor, critic, reference"``."""
+    """The roles of each frozen base that is there once for several: ``"actor, critic, reference"``."""
     samples: list[list[float | None]]
     """``[seconds, rss, allocated, reserved]``; the last two on GPUs."""
     top_bytes: float
@@ -69,18 +69,19 @@ def memory_view(data: Mapping[str, Any]) -> MemoryView:
         planned = device["planned"]
         most = max([v for s in device["samples"] for v in s[1:] if v is not None], default=0.0)
         drawn_parts = {f"{part}_bytes" for part in (*PARTS, "asleep")}
-        held = max([sum(v for k, v in c.items() if k in drawn_parts) for c in device["calls"]], default=0)
-        top = 1.08 * max(most, held, planned["asked"] if planned else 0, 1)
+        highest_bar = max([sum(v for k, v in c.items() if k in drawn_parts) for c in device["calls"]], default=0)
+        top = 1.08 * max(most, highest_bar, planned["asked"] if planned else 0, 1)
         samples = [[round(s[0], 6), *s[1:]] for s in device["samples"]]
         bases = [", ".join(names) for names in device.get("bases", ())]
         drawn: Any = {**device, "samples": samples, "top_bytes": top, "bases": bases}
         devices.append(drawn)
-    kept = sorted(sorted(devices, key=lambda d: -d["top_bytes"])[:MOST_DEVICES], key=lambda d: d["device"])
+    shown = sorted(sorted(devices, key=lambda d: -d["top_bytes"])[:MOST_DEVICES], key=lambda d: d["device"])
     predicted = bool(data.get("predicted"))
-    words = [_words(d, predicted) for d in kept[:4]]
+    words = [_words(d, predicted) for d in shown[:4]]
     return {
         "picture": "memory", "title": data["title"], "summary": "Memory through a step: " + ("; ".join(words) or "no device"),
-        "duration_s": max(data["duration_s"], 1e-9), "devices": kept, "predicted": predicted, "left_out": len(devices) - len(kept),
+        "duration_s": max(data["duration_s"], 1e-9), "devices": shown,
+        "predicted": predicted, "left_out": len(devices) - len(shown),
         "parts": [{"name": name, "label": WORDS.get(name, name), "color": color} for name, color in PARTS.items()],
     }  # fmt: skip
 
@@ -105,9 +106,9 @@ def _words(device: Mapping[str, Any], predicted: bool) -> str:
 def _gauged(device: Mapping[str, Any], predicted: bool) -> str:
     planned, samples = device["planned"], [v for s in device["samples"] for v in s[1:] if v is not None]
     if predicted and samples:
-        asked = bytes_text(planned["asked"] if planned else 0)
-        return f"device {device['device']}: {asked} planned at most, {bytes_text(max(samples))} predicted"
-    told = "nothing planned" if planned is None else f"{bytes_text(planned['asked'])} planned at most"
-    return f"device {device['device']}: {told}, " + (
+        planned_text = bytes_text(planned["asked"] if planned else 0)
+        return f"device {device['device']}: {planned_text} planned at most, {bytes_text(max(samples))} predicted"
+    planned_words = "nothing planned" if planned is None else f"{bytes_text(planned['asked'])} planned at most"
+    return f"device {device['device']}: {planned_words}, " + (
         f"{bytes_text(max(s[1] for s in device['samples'] if s[1] is not None))} resident at most" if samples else "not measured"
     )

@@ -24,7 +24,7 @@ from hfsdk.viz.frame import Picture, bytes_text, role_colors
 from hfsdk.viz.plain import clean, cut, finite, letters
 
 WIDTH = 980
-"""Nodes that do not fit beside each other go below."""
+"""Nodes that do not fit side by side go below."""
 
 
 def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
@@ -70,7 +70,7 @@ def placement_view(placement_data: Mapping[str, Any]) -> PlacementView:
 
 
 class PlacementPicture(Picture):
-    """Who lives where. ``PlacementPicture(placement_view(data))``."""
+    """The devices of every role. ``PlacementPicture(placement_view(data))``."""
 
     name = "placement"
 
@@ -152,7 +152,7 @@ def _pool_spans(devices: list[DeviceView], geometry: GeometryView) -> list[PoolS
 
 
 def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[int, list[ShardView]]:
-    found: dict[int, list[ShardView]] = {}
+    by_device: dict[int, list[ShardView]] = {}
     tiny = num_devices > 16
     row = 0
     for index, role in enumerate(roles):
@@ -173,9 +173,9 @@ def _shards_by_device(roles: list[Mapping[str, Any]], num_devices: int) -> dict[
                 "base_with": shard.get("base_with", ""),
                 "base_for": ", ".join(shard.get("base_for", ())),
             }
-            found.setdefault(shard["device"], []).append(view)
+            by_device.setdefault(shard["device"], []).append(view)
             row += 1
-    return found
+    return by_device
 
 
 def _place(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
@@ -248,7 +248,7 @@ def _geometry(nodes: list[NodeView], density: str) -> GeometryView:
     }
 
 
-# What the placement picture is drawn from: plain data.
+# -- the view: plain data
 
 
 class ShardView(TypedDict):
@@ -263,7 +263,7 @@ class ShardView(TypedDict):
     place: str
     """Coordinates; of a shadow that only generates, those of its rollout."""
     note: str
-    """What the card says besides: the rollout's replica, who generates instead, a shadow's age, whose base it has."""
+    """The rest of the card: the rollout's replica, the role that generates instead, a shadow's age, the role whose base it has."""
     short: str
     """Coordinates for narrow columns: the axes that are split, or ``tp.pp.dp`` in the densest drawing."""
     rollout_replica: int | None
@@ -272,7 +272,7 @@ class ShardView(TypedDict):
     base_with: str
     """The role on this device with which its frozen weights are counted."""
     base_for: str
-    """Those whose frozen weights are counted with it."""
+    """The roles whose frozen weights are counted with it."""
 
 
 class DeviceView(TypedDict):
@@ -292,9 +292,9 @@ class PoolSpanView(TypedDict):
 
     pool: str
     text: str
-    """As much of the pool's name as fits above them."""
+    """The pool's name, cut to the room above its devices."""
     first: int
-    """Of the node's devices, counted from 0."""
+    """The first of the node's devices, counted from 0."""
     num_devices: int
 
 
@@ -316,9 +316,9 @@ class RoleView(TypedDict):
     color: str
     model: str
     lora: str
-    """E.g. ``"LoRA rank 16"``; empty where the weights themselves are trained, or nothing is."""
+    """The adapters, e.g. ``"LoRA rank 16"``; empty where the weights themselves are trained, or nothing is."""
     base: str
-    """With which roles it has its frozen weights together."""
+    """The roles with which it has its frozen weights together."""
     train: str
     rollout: str | None
     dtype: str
@@ -329,7 +329,7 @@ class RoleView(TypedDict):
 
 
 class BoxView(TypedDict):
-    """Where a node is drawn."""
+    """The place of a drawn node."""
 
     x: float
     y: float
@@ -345,7 +345,7 @@ class GeometryView(TypedDict):
     column: float
     gap: float
     top: float
-    """From a node's edge to its devices: its name and the pools."""
+    """Distance from a node's edge to its devices, for its name and the pools."""
     header: float
     card: float
     card_gap: float

@@ -103,7 +103,7 @@ class PlanView(TypedDict):
     """Says so where it is too close to call; empty elsewhere."""
     sensitivity: list[str]
     band_words: str
-    """What bands are of; empty where that is not known."""
+    """The meaning of the bands; empty where that is not known."""
     family: str
     searched: str
 
@@ -111,18 +111,18 @@ class PlanView(TypedDict):
 def plan_view(data: Mapping[str, Any]) -> PlanView:
     """Turn ``Plan.view()`` into the view of the picture."""
     best = {**data["best"], "timeline": data["calls"], "memory": data["memory"]} if data["best"] else None
-    given = [best, *data["runners_up"]] if best else []
-    names = dict.fromkeys([*data["models"], *(r for one in given for pool in one["pools"] for r in pool["roles"])])
-    names |= dict.fromkeys(call["role"] for one in given for call in one["timeline"] if call["pool"])
+    alternatives = [best, *data["runners_up"]] if best else []
+    names = dict.fromkeys([*data["models"], *(r for plan in alternatives for pool in plan["pools"] for r in pool["roles"])])
+    names |= dict.fromkeys(call["role"] for plan in alternatives for call in plan["timeline"] if call["pool"])
     order = {name: i for i, name in enumerate(names)}
     colors = role_colors({name: name for name in names})
-    choices = [_choice(one, data, order) for one in given]
+    choices = [_choice(plan, data, order) for plan in alternatives]
     steps = finite(data["workload"].get("steps")) or 1
     title = f"plan for {data['algorithm']} on {data['cluster']}"
     title += f": {step_text(choices[0]['step_s'])} a step" if choices else ""
     top = [n for c in choices for n in (c["step_s"], c["high_s"]) if n is not None]
-    held = [p["memory"] for c in choices for p in c["pools"] if p["memory"]]
-    most_bytes = max([b for m in held for b in (m["asked_bytes"], m["exists_bytes"]) if b] or [1.0])
+    memories = [p["memory"] for c in choices for p in c["pools"] if p["memory"]]
+    most_bytes = max([b for m in memories for b in (m["asked_bytes"], m["exists_bytes"]) if b] or [1.0])
     blocks = [f"{p['title']}: {', '.join(r['name'] for r in p['roles']) or 'idle'} on {_devices(p)}"
               for c in choices[:1] for p in c["pools"]]  # fmt: skip
     return {
@@ -188,48 +188,49 @@ class PlanPicture(Picture):
         return "\n".join([*lines, *(f"  {text}" for text in words if text)])
 
 
-def _choice(one: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str, int]) -> ChoiceView:
-    seconds, price = finite(one["seconds"]), finite(data["price_per_device_hour"])
+def _choice(plan: Mapping[str, Any], data: Mapping[str, Any], order: Mapping[str, int]) -> ChoiceView:
+    seconds, price = finite(plan["seconds"]), finite(data["price_per_device_hour"])
     dollars = None if seconds is None or not price else finite(seconds * data["num_devices"] / 3600 * price)
     steps = data["workload"].get("steps") or 1
-    low, high = (finite(s) for s in one["band"])
-    pools = [_pool(pool, one, order) for pool in one["pools"]]
-    used = {d for pool in one["pools"] for d in pool["devices"]}
+    low, high = (finite(s) for s in plan["band"])
+    pools = [_pool(pool, plan, order) for pool in plan["pools"]]
+    used = {d for pool in plan["pools"] for d in pool["devices"]}
     idle = [d for d in range(data["num_devices"]) if d not in used]
+    # Devices without a role are drawn, too: they are paid for.
     if idle:
         pools.append({
             "name": "idle", "title": "idle", "devices": _runs(idle), "numbers": _numbers(idle), "num_devices": len(idle),
             "roles": [], "memory": None,
         })  # fmt: skip
-    lanes = [p["name"] for p in one["pools"]] + [CPU_LANE]
+    lanes = [p["name"] for p in plan["pools"]] + [CPU_LANE]
     return {
-        "text": f"{one['preset']}: {one['title']}" if one["preset"] else one["title"],
+        "text": f"{plan['preset']}: {plan['title']}" if plan["preset"] else plan["title"],
         "step_s": seconds,
         "low_s": low, "high_s": high, "dollars_step": dollars,
         "dollars_run": finite(dollars * steps) if dollars is not None and steps > 1 else None,
-        "close": bool(one["too_close"]), "why": one["why"], "pools": pools, "lanes": [cut(lane, 40) for lane in lanes],
-        "calls": [_call(row, call, lanes, order) for row, call in enumerate(one["timeline"])],
+        "close": bool(plan["too_close"]), "why": plan["why"], "pools": pools, "lanes": [cut(lane, 40) for lane in lanes],
+        "calls": [_call(row, call, lanes, order) for row, call in enumerate(plan["timeline"])],
     }  # fmt: skip
 
 
-def _pool(pool: Mapping[str, Any], one: Mapping[str, Any], order: Mapping[str, int]) -> PlanPoolView:
+def _pool(pool: Mapping[str, Any], plan: Mapping[str, Any], order: Mapping[str, int]) -> PlanPoolView:
     roles: list[PoolRoleView] = []
     for role in pool["roles"]:
-        uses = one["layouts"].get(role, {})
+        uses = plan["layouts"].get(role, {})
         words = [f"{use if use != 'train' else ''} {layout}".strip() for use, layout in uses.items()]
         roles.append({"role": order.get(role, -1), "name": role, "layout": ", ".join(words)})
     return {
         "name": pool["name"], "title": cut(pool["name"], 40), "devices": _runs(pool["devices"]),
         "numbers": _numbers(pool["devices"]), "num_devices": len(pool["devices"]), "roles": roles,
-        "memory": _memory([m for m in one["memory"] if m["pool"] == pool["name"]], order),
+        "memory": _memory([m for m in plan["memory"] if m["pool"] == pool["name"]], order),
     }  # fmt: skip
 
 
-def _memory(found: Sequence[Mapping[str, Any]], order: Mapping[str, int]) -> PoolMemoryView | None:
-    """Of devices of several kinds take the one that has least left."""
-    if not found:
+def _memory(devices: Sequence[Mapping[str, Any]], order: Mapping[str, int]) -> PoolMemoryView | None:
+    """Return the memory of a pool; for devices of several kinds, of the one that has least left."""
+    if not devices:
         return None
-    fullest = max(found, key=lambda m: (finite(m["asked"]) or 0) - (finite(m["exists"]) or 0))
+    fullest = max(devices, key=lambda m: (finite(m["asked"]) or 0) - (finite(m["exists"]) or 0))
     parts: list[dict[str, Any]] = [
         {"label": f"{name}, all the time", "role": order.get(name, -1), "bytes": finite(parts.get("resident"))}
         for name, parts in fullest["roles"].items()

@@ -19,14 +19,14 @@ from hfsdk.viz.plain import cut, finite
 
 COLORS = {"scored": "#3b76c4", "flat": "#b06a00", "failed": "#c4291c", "unscored": "#77808a"}
 MOST_SAMPLES = 600
-"""Samples that are drawn: those that failed or were not scored, the slowest, and of the others every so many."""
+"""Samples that are drawn: samples that failed or were not scored, the slowest, and of the others every so many."""
 MOST_TEXT = 160
 
 PANELS = {
     "tokens": "length in tokens", "place": "place in the batch", "place_in_group": "place in its group",
     "repetition": "repeated word pairs", "group": "group", "other_score": "",
 }  # fmt: skip
-"""What scores are drawn over, and in which words."""
+"""The numbers that scores are drawn over, and their words."""
 
 
 class PanelView(TypedDict):
@@ -91,11 +91,11 @@ def probe_view(data: Mapping[str, Any]) -> ProbeView:
         panels.append({"key": key, "label": label or f"score of {data['other']}", "note": note, "strong": strong})
     if data["timed"]:
         panels.append({"key": "seconds", "label": "samples, the slowest first", "note": "", "strong": False})
-    kept = _kept(rows)
+    drawn_rows = _drawn(rows)
     return {
         "picture": "probe", "title": f"{data['reward']}, sample by sample",
-        "summary": "; ".join([*data["lines"], *data["findings"]]), "colors": COLORS, "panels": panels, "rows": kept,
-        "left_out": len(rows) - len(kept), "lines": data["lines"], "findings": data["findings"],
+        "summary": "; ".join([*data["lines"], *data["findings"]]), "colors": COLORS, "panels": panels, "rows": drawn_rows,
+        "left_out": len(rows) - len(drawn_rows), "lines": data["lines"], "findings": data["findings"],
     }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ class ProbePicture(Picture):
 
     def to_text(self) -> str:
         """Return the report's lines and what strikes."""
-        return "\n".join([*self.view["lines"], *(f"! {one}" for one in self.view["findings"])])
+        return "\n".join([*self.view["lines"], *(f"! {sentence}" for sentence in self.view["findings"])])
 
 
 def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> ProbeSampleView:
@@ -126,13 +126,13 @@ def _sample(row: int, entry: Mapping[str, Any], flat: set[int]) -> ProbeSampleVi
     return sample
 
 
-def _kept(rows: list[ProbeSampleView]) -> list[ProbeSampleView]:
+def _drawn(rows: list[ProbeSampleView]) -> list[ProbeSampleView]:
     if len(rows) <= MOST_SAMPLES:
         return rows
-    slowest = sorted(rows, key=lambda one: -(one["seconds"] or 0.0))[: MOST_SAMPLES // 6]
-    striking = [one["row"] for one in rows if one["kind"] in ("failed", "unscored")][: MOST_SAMPLES // 3]
-    taken = {one["row"] for one in slowest} | set(striking)
-    others = [one["row"] for one in rows if one["row"] not in taken]
-    step = -(-len(others) // (MOST_SAMPLES - len(taken)))
-    taken |= set(others[::step])
-    return [one for one in rows if one["row"] in taken]
+    slowest = sorted(rows, key=lambda sample: -(sample["seconds"] or 0.0))[: MOST_SAMPLES // 6]
+    striking = [sample["row"] for sample in rows if sample["kind"] in ("failed", "unscored")][: MOST_SAMPLES // 3]
+    chosen = {sample["row"] for sample in slowest} | set(striking)
+    others = [sample["row"] for sample in rows if sample["row"] not in chosen]
+    step = -(-len(others) // (MOST_SAMPLES - len(chosen)))
+    chosen |= set(others[::step])
+    return [sample for sample in rows if sample["row"] in chosen]

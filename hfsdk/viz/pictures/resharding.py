@@ -1,7 +1,7 @@
 """The view of a weight transition: per rank, per pair of ranks, per rung of the ladder, and box by box for some parameters.
 
-Layers that lie alike move alike, so the boxes are those of the first layer and of what is in no layer. Of many ranks some are
-shown box by box, and the matrix brings ranks together; nothing is counted twice or left out of a sum.
+Layers that lie alike move alike, so the boxes are those of the first layer and of what is in no layer. Some of many ranks are shown
+box by box, and the matrix brings ranks together; nothing is counted twice or left out of a sum.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hfsdk.viz.svg import Hatches, ink_on, svg_document, svg_text, tag
 MOST_RANKS = 32
 """A matrix of more ranks brings together those of a node, or equal runs of them."""
 MOST_WRONG = 8
-"""So many wrong boxes are named."""
+"""Most wrong boxes that are named."""
 BOX_RANKS = 8
-"""So many ranks are shown box by box."""
+"""Most ranks that are shown box by box."""
 
 IN_PLACE, COPIED, SAME_NODE, NETWORK = range(4)
 WAYS = ("same in both, may stay in place", "copied on its rank", "moved within a node", "moved across the network")
 PROVEN, UNPROVEN, WRONG = range(3)
 PROOFS = ("proven", "unproven", "wrong")
 TEXT_RANKS = 16
-"""So many ranks have a line of text."""
+"""Most ranks that have a line of text."""
 BAR_RANKS = 32
-"""So many ranks have a bar."""
+"""Most ranks that have a bar."""
 
 NOTES = {
     "qkv_proj": "the trainer has per kv group its queries, its key, its value; the rollout all queries, then all keys, all values",
@@ -114,7 +114,7 @@ class VariantView(TypedDict):
     boxes: list[int] | None
     """How many boxes are proven, unproven and wrong; ``None`` of a plan."""
     wrong: list[str]
-    """The first of those that are wrong: where, from which rank to which, both fingerprints."""
+    """The first of the wrong boxes: where, from which rank to which, both fingerprints."""
 
 
 class ReshardView(TypedDict):
@@ -130,22 +130,22 @@ class ReshardView(TypedDict):
     variants: list[VariantView]
 
 
-def reshard_view(*given: ReshardPlan | ReshardReport) -> ReshardView:
-    """Return the view of a plan, of what was measured beside it, or of several plans to choose from.
+def reshard_view(*plans: ReshardPlan | ReshardReport) -> ReshardView:
+    """Return the view of a plan, of a plan with its measurements, or of several plans to choose from.
 
     Raises:
         OptionError: nothing was given, something else, or plans for other numbers of ranks.
     """
-    if not given or not all(isinstance(one, ReshardPlan | ReshardReport) for one in given):
-        raise OptionError(f"a picture of a transition needs plans or reports, e.g. actor.reshard_plan; got {given!r}")
-    plan = _plan_of(given[0])
-    counts = {_plan_of(one).num_ranks for one in given}
+    if not plans or not all(isinstance(plan_or_report, ReshardPlan | ReshardReport) for plan_or_report in plans):
+        raise OptionError(f"a picture of a transition needs plans or reports, e.g. actor.reshard_plan; got {plans!r}")
+    plan = _plan_of(plans[0])
+    counts = {_plan_of(plan_or_report).num_ranks for plan_or_report in plans}
     if len(counts) > 1:
         raise OptionError(f"plans side by side need the same number of ranks; got {sorted(counts)}")
-    variants = [_variant(one) for one in given]
+    variants = [_variant(plan_or_report) for plan_or_report in plans]
     node = len(set(plan.nodes)) > 1
     by = "rank" if plan.num_ranks <= MOST_RANKS else "node" if node and len(set(plan.nodes)) <= MOST_RANKS else "run of ranks"
-    title = variants[0]["title"] if len(given) == 1 else _both_title(plan, variants)
+    title = variants[0]["title"] if len(plans) == 1 else _both_title(plan, variants)
     view: ReshardView = {
         "picture": "reshard", "title": title, "summary": variants[0]["summary"], "dtype_bytes": DTYPE_BYTES[plan.dtype], "by": by,
         "ways": list(WAYS), "proofs": list(PROOFS), "variants": variants,
@@ -154,17 +154,18 @@ def reshard_view(*given: ReshardPlan | ReshardReport) -> ReshardView:
     return cleaned
 
 
-def _plan_of(given: ReshardPlan | ReshardReport) -> ReshardPlan:
-    return given.plan if isinstance(given, ReshardReport) else given
+def _plan_of(plan_or_report: ReshardPlan | ReshardReport) -> ReshardPlan:
+    return plan_or_report.plan if isinstance(plan_or_report, ReshardReport) else plan_or_report
 
 
 def _both_title(plan: ReshardPlan, variants: Sequence[VariantView]) -> str:
     return f"{plan.spec}: '{plan.train}' to rollout '{plan.rollout}', grouped {' or '.join(v['grouping'] for v in variants)}"
 
 
-def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
-    plan, data = _plan_of(given), given.view()
-    report = given if isinstance(given, ReshardReport) and not given.predicted else None  # predicted: the plan's bytes
+def _variant(plan_or_report: ReshardPlan | ReshardReport) -> VariantView:
+    plan, data = _plan_of(plan_or_report), plan_or_report.view()
+    # a predicted report has the plan's bytes: nothing was measured
+    report = plan_or_report if isinstance(plan_or_report, ReshardReport) and not plan_or_report.predicted else None
     bucket, groups = _buckets(plan)
     bars = data["ranks"][:BAR_RANKS]
     far = [[0] * len(groups) for _ in groups]
@@ -182,8 +183,8 @@ def _variant(given: ReshardPlan | ReshardReport) -> VariantView:
                 rows[source][target] += count
             rows[target][target] = of_rank.bytes_copied + of_rank.bytes_shared
         measured = _together(rows, bucket, len(groups))
-    found = report.bytes_by_link() if report else {}
-    links = [[way, count, found[way][1] if report else None] for way, count in plan.bytes_by_link().items()]
+    measured_bytes = report.bytes_by_link() if report else {}
+    links = [[way, count, measured_bytes[way][1] if report else None] for way, count in plan.bytes_by_link().items()]
     return {
         "grouping": plan.grouping, "title": data["title"], "summary": data["summary"], "groups": groups, "far": far,
         "num_ranks": plan.num_ranks, "ranks": [_rank(plan, report, number, row) for number, row in enumerate(bars)],
@@ -207,22 +208,22 @@ def _rank(plan: ReshardPlan, report: ReshardReport | None, number: int, row: Map
 
 def _boxes_of_rank(report: ReshardReport, number: int) -> list[int]:
     proof = report.ranks[number].proof
-    taken = sum(section.count * sum(move.target == number for move in section.moves) for section in report.plan.sections)
+    num_received = sum(section.count * sum(move.target == number for move in section.moves) for section in report.plan.sections)
     if proof is None:
-        return [0, taken, 0]
-    return [proof.num_boxes - len(proof.wrong), taken - proof.num_boxes, len(proof.wrong)]
+        return [0, num_received, 0]
+    return [proof.num_boxes - len(proof.wrong), num_received - proof.num_boxes, len(proof.wrong)]
 
 
 class _Proofs:
-    """What is known of each box of a report, layers that move alike together."""
+    """The proofs of each box of a report, layers that move alike together."""
 
     def __init__(self, report: ReshardReport | None) -> None:
-        self._known = {rank for rank, one in enumerate(report.ranks) if one.proof is not None} if report else set()
+        self._proven = {rank for rank, result in enumerate(report.ranks) if result.proof is not None} if report else set()
         self._wrong = {(_of_any_layer(box.tensor), box.source, box.target, box.start) for box in (report.wrong if report else ())}
 
     def of(self, move: Move, start: Sequence[int]) -> int:
         """Return an index into ``PROOFS``."""
-        if move.target not in self._known:
+        if move.target not in self._proven:
             return UNPROVEN
         return WRONG if (_of_any_layer(move.tensor), move.source, move.target, tuple(start)) in self._wrong else PROVEN
 
@@ -248,12 +249,12 @@ def _buckets(plan: ReshardPlan) -> tuple[list[int], list[str]]:
 
 
 def _together(matrix: Sequence[Sequence[int]], bucket: Sequence[int], count: int) -> list[list[int]]:
-    found = [[0] * count for _ in range(count)]
+    summed = [[0] * count for _ in range(count)]
     for source, row in enumerate(matrix):
         for target, num_bytes in enumerate(row):
             if num_bytes:
-                found[bucket[source]][bucket[target]] += int(num_bytes)
-    return found
+                summed[bucket[source]][bucket[target]] += int(num_bytes)
+    return summed
 
 
 # ---- parameters
@@ -261,16 +262,18 @@ def _together(matrix: Sequence[Sequence[int]], bucket: Sequence[int], count: int
 
 def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int, proofs: _Proofs) -> list[ParameterView]:
     """Return the two-dimensional parameters of the rollout: of the first layer, and what is in none."""
-    found = []
+    parameters = []
     for section in _first_sections(plan):
         moves: dict[str, list[Move]] = defaultdict(list)
         for move in section.moves:
             if len(move.size) == 2:
                 moves[move.source_local if plan.to_train else move.target_local].append(move)
-        held = _held(plan, section)
-        found += [_parameter(plan, section, name, those, held, bucket, count, proofs) for name, those in moves.items()]
+        boxes_by_rank = _boxes_by_rank(plan, section)
+        parameters += [
+            _parameter(plan, section, name, those, boxes_by_rank, bucket, count, proofs) for name, those in moves.items()
+        ]
     order = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"]
-    return sorted(found, key=lambda p: order.index(_short(p["name"])) if _short(p["name"]) in order else len(order))
+    return sorted(parameters, key=lambda p: order.index(_short(p["name"])) if _short(p["name"]) in order else len(order))
 
 
 def _first_sections(plan: ReshardPlan) -> list[Section]:
@@ -282,17 +285,17 @@ def _short(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def _held(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
+def _boxes_by_rank(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
     """Return the boxes every rank starts from, of one layer or of what is in none."""
-    known: dict[tuple[int, int], list[Box]] = {}
-    found = {}
+    by_place: dict[tuple[int, int], list[Box]] = {}
+    by_rank = {}
     for rank in range(plan.num_ranks):
         at = plan.rollout_at(rank) if plan.to_train else plan.train_at(rank)
         if at is not None:
-            if (at.pp, at.tp) not in known:
-                known[at.pp, at.tp] = _boxes(plan, section, at)
-            found[rank] = known[at.pp, at.tp]
-    return found
+            if (at.pp, at.tp) not in by_place:
+                by_place[at.pp, at.tp] = _boxes(plan, section, at)
+            by_rank[rank] = by_place[at.pp, at.tp]
+    return by_rank
 
 
 def _boxes(plan: ReshardPlan, section: Section, at: Coordinates) -> list[Box]:
@@ -308,33 +311,33 @@ def _boxes(plan: ReshardPlan, section: Section, at: Coordinates) -> list[Box]:
 
 
 def _parameter(
-    plan: ReshardPlan, section: Section, name: str, moves: Sequence[Move], held: Mapping[int, list[Box]], bucket: Sequence[int],
+    plan: ReshardPlan, section: Section, name: str, moves: Sequence[Move], boxes: Mapping[int, list[Box]], bucket: Sequence[int],
     count: int, proofs: _Proofs,
 ) -> ParameterView:  # fmt: skip
     tensors = sorted({move.tensor for move in moves}, key=lambda t: [m.tensor for m in moves].index(t))
-    ranks = _shown(plan, moves, held)
+    ranks = _shown(plan, moves, boxes)
     size = DTYPE_BYTES[plan.dtype]
     matrix = [[0] * count for _ in range(count)]
     for move in moves:
         matrix[bucket[move.source]][bucket[move.target]] += size * move.numel
-    before = [[_box(b, tensors) for b in held.get(rank, ()) if b.tensor in tensors and len(b.size) == 2] for rank in ranks]
+    before = [[_box(b, tensors) for b in boxes.get(rank, ()) if b.tensor in tensors and len(b.size) == 2] for rank in ranks]
     after = []
     for rank in ranks:
         in_place = _in_place(plan, name, rank)
-        mine = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
-        after.append([_piece(plan, move, held[move.source], tensors, in_place, proofs) for move in mine])
+        incoming = sorted((move for move in moves if move.target == rank), key=lambda move: move.target_start)
+        after.append([_piece(plan, move, boxes[move.source], tensors, in_place, proofs) for move in incoming])
     return {
         "name": name, "note": NOTES.get(_short(name), ""), "count": section.count, "tensors": [_label(t) for t in tensors],
         "ranks": ranks, "before": before, "after": after, "matrix": matrix,
     }  # fmt: skip
 
 
-def _shown(plan: ReshardPlan, moves: Sequence[Move], held: Mapping[int, list[Box]]) -> list[int]:
+def _shown(plan: ReshardPlan, moves: Sequence[Move], boxes: Mapping[int, list[Box]]) -> list[int]:
     """Return the ranks to show: all, or half of them holders of the parameter and half of them not, where there are such."""
     if plan.num_ranks <= BOX_RANKS:
         return list(range(plan.num_ranks))
     tensors = {move.tensor for move in moves}
-    have = [rank for rank in range(plan.num_ranks) if any(box.tensor in tensors for box in held.get(rank, ()))]
+    have = [rank for rank in range(plan.num_ranks) if any(box.tensor in tensors for box in boxes.get(rank, ()))]
     lack = [rank for rank in range(plan.num_ranks) if rank not in set(have)]
     half = BOX_RANKS - min(len(lack), BOX_RANKS // 2)
     return sorted([*have[:half], *lack[: BOX_RANKS - min(half, len(have))]])
@@ -352,10 +355,10 @@ def _in_place(plan: ReshardPlan, name: str, rank: int) -> bool:
 
 
 def _piece(
-    plan: ReshardPlan, move: Move, held: Sequence[Box], tensors: Sequence[str], in_place: bool, proofs: _Proofs
+    plan: ReshardPlan, move: Move, boxes: Sequence[Box], tensors: Sequence[str], in_place: bool, proofs: _Proofs
 ) -> list[int]:
     box = next(
-        b for b in held
+        b for b in boxes
         if b.local == move.source_local and b.tensor == move.tensor
         and all(lo <= s < lo + n for lo, s, n in zip(b.local_start, move.source_start, b.size, strict=True))
     )  # fmt: skip
@@ -375,7 +378,7 @@ def _label(tensor: str) -> str:
 
 
 class ReshardPicture(Picture):
-    """A plan, what was measured beside it, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
+    """A plan, with its measurements, or plans to choose from. ``ReshardPicture(reshard_view(plan))``."""
 
     name: ClassVar[str] = "reshard"
 
@@ -399,7 +402,7 @@ class ReshardPicture(Picture):
         return "\n".join(lines)
 
 
-# One parameter of a weight transition, box by box on every rank, as the trainer and as the rollout hold it; a still picture.
+# -- a still picture of one parameter, box by box on every rank
 
 
 class ParameterPicture(Picture):
@@ -412,9 +415,9 @@ class ParameterPicture(Picture):
         """Return one line a rank."""
         lines = [self.view["title"]]
         for rank in self.view["ranks"]:
-            held = " ".join(box["label"] for box in rank["before"]) or "-"
+            before = " ".join(box["label"] for box in rank["before"]) or "-"
             after = " ".join(box["label"] + ("" if box["own"] else f"(from {box['source']})") for box in rank["after"]) or "-"
-            lines.append(f"rank {rank['rank']}: {held}  ->  {after}")
+            lines.append(f"rank {rank['rank']}: {before}  ->  {after}")
         return "\n".join(lines)
 
     def to_html(self, full: bool = False) -> str:

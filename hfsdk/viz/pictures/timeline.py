@@ -32,7 +32,7 @@ MARK_FIELDS = (
     "row", "lane", "sub_row", "depth", "start_s", "duration_s", "name",
     "role", "method", "label", "flags", "call_id", "rank", "attrs",
 )  # fmt: skip
-"""What the numbers of one mark are; ``name``, ``role``, ``method`` and ``label`` index the view's lists."""
+"""The numbers of one mark; ``name``, ``role``, ``method`` and ``label`` index the view's lists."""
 
 PREDICTED, RUNNING, PARENT = 1, 2, 4
 """Bits of ``flags``."""
@@ -55,7 +55,7 @@ class NameView(TypedDict):
     tone: float
     color: str | None
     note: str
-    """What spans of a colour of their own have in common; empty for the others."""
+    """The common property of spans that have a colour of their own; empty for the others."""
 
 
 class PhaseView(TypedDict):
@@ -92,7 +92,7 @@ class ActivityRow(TypedDict):
 
 
 class OverlapRow(TypedDict):
-    """For how long these pools, and no others, were at work."""
+    """Seconds for which these pools, and no others, were at work."""
 
     pools: str
     seconds: float
@@ -143,7 +143,7 @@ class TimelineView(TypedDict):
     drains: list[DrainView]
     pipelines: list[PipelineRow]
     cases: list[CaseRow]
-    """Of several traces on one axis; else empty."""
+    """The cases of several traces on one axis; else empty."""
 
 
 def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
@@ -197,7 +197,7 @@ def timeline_view(trace: Trace, now_ns: int | None = None) -> TimelineView:
 
 
 class TimelinePicture(Picture):
-    """When what ran. ``TimelinePicture(timeline_view(trace))``."""
+    """The calls and spans over time. ``TimelinePicture(timeline_view(trace))``."""
 
     name = "timeline"
 
@@ -242,6 +242,7 @@ def _mark(row: int, span: Span, lanes: Lanes, words: dict[str, dict[str, int]], 
         label = label if depth or parent or span.name == method else f"{span.role} {span.name}"
         label += f" {span.attrs['micro_batch']}" if "micro_batch" in span.attrs else ""
 
+    # Texts are sent once and marks name them by number: a trace has few texts and many marks.
     def word(table: str, text: str) -> int:
         return words[table].setdefault(text, len(words[table]))
 
@@ -270,6 +271,7 @@ def _phases(calls: Trace, origin: int, now_s: float) -> list[PhaseView]:
     """Merge calls of one phase that follow each other; phases that overlap in time get rows of their own."""
     bands: list[PhaseView] = []
     open_end: list[tuple[float, bool]] = []
+    # A trace may hold a step twice, measured and predicted; phases are drawn of the measured one where there is one.
     shown = [s for s in calls if s.phase and not s.predicted] or [s for s in calls if s.phase]
     for span in shown:
         start, end = (span.start_ns - origin) / 1e9, end_s(span, origin, now_s)
@@ -281,6 +283,7 @@ def _phases(calls: Trace, origin: int, now_s: float) -> list[PhaseView]:
     rows: list[float] = []
     for band, (end, still_open) in zip(bands, open_end, strict=True):
         band["end_s"] = None if still_open else round(end, 9)
+        # A phase that begins up to a millisecond before the last one of a row ends shares the row: nobody sees the overlap.
         free = [i for i, until in enumerate(rows) if until <= band["start_s"] + 1e-3]
         band["row"] = free[0] if free else len(rows)
         rows[band["row"] : band["row"] + 1] = [end]
@@ -334,9 +337,9 @@ def _activities(trace: Trace, total_s: float, now_s: float) -> list[ActivityRow]
         if devices and total_s:
             idle = sum(b - a for parts in busy.values() for a, b in gaps(parts, total_s)) / len(devices)
             rest = total_s - idle - sum(sums.values())
-            found = sorted(sums.items(), key=lambda item: -item[1])
-            found += [("between sub-spans", rest)] if rest > 0.005 * total_s else []
-            for name, seconds in [*found, ("idle", idle)]:
+            by_seconds = sorted(sums.items(), key=lambda item: -item[1])
+            by_seconds += [("between sub-spans", rest)] if rest > 0.005 * total_s else []
+            for name, seconds in [*by_seconds, ("idle", idle)]:
                 rows.append({"name": name, "predicted": predicted, "seconds": round(seconds, 9), "share": seconds / total_s})
     return rows
 
@@ -360,7 +363,7 @@ def _summary(trace: Trace, total_s: float) -> str:
     return f"Timeline of {len(trace.calls)} calls in {seconds_text(total_s)}{devices}: {trace.title or 'untitled'}"
 
 
-# The lanes of a timeline: calls of a role, spans of a device; which row of which lane a span stands in.
+# -- lanes: calls of a role, spans of a device
 
 WAITS = {"wait": 0.0}
 """Kinds of spans that wait for others: drawn in grey whatever their role."""
@@ -377,21 +380,21 @@ class LaneView(TypedDict):
     kind: Literal["calls", "device", "drain"]
     device: int | None
     case: str
-    """Written above the lanes of one of several traces; empty elsewhere."""
+    """The name above the lanes of one of several traces; empty elsewhere."""
     pool: str
-    """Written above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
+    """The name above the lane where a pool's lanes begin; empty elsewhere and where there is one pool."""
     predicted: bool
     y: float
     height: float
     row_height: float
     show_label: bool
     busy_share: float | None
-    """Of the time; waiting for another pipeline stage is not busy."""
+    """Share of the time that the device was busy; waiting for another pipeline stage is not busy."""
     idle: list[list[float]]
 
 
 class Lanes:
-    """Which lane, row and depth every span has."""
+    """The lane, row and depth of every span."""
 
     def __init__(self, trace: Trace, now_s: float) -> None:
         origin = trace.start_ns
@@ -406,6 +409,7 @@ class Lanes:
         self._pools = {s.device: s.pool for s in trace if s.device is not None}
         enclosing: dict[Any, tuple[int, int, int]] = {}
         spans = trace.spans
+        # Spans come before those inside them: of two that begin at once the one without a parent, then the longer one.
         order = sorted(
             range(len(spans)),
             key=lambda i: (spans[i].start_ns, bool(spans[i].parent), -(spans[i].duration_s or math.inf)),
@@ -464,6 +468,7 @@ class Lanes:
                 22.0 if not on_device else (34.0 if nested else 24.0) if num_devices <= 12 else 16.0 if num_devices <= 40 else 7.0
             )
             rows = max(1, len(self._rows[key]))
+            # Labels of lanes that are lower than their text would cover each other.
             every = 1 if height >= 16 else 8
             label = f"device {device}" if on_device else cut(role or "session", 24)
             label += " (predicted)" if predicted else ""
@@ -518,10 +523,10 @@ def gaps(busy: list[tuple[float, float]], total_s: float) -> list[list[float]]:
     return gaps
 
 
-# What the timeline shows besides its spans: how generations run dry, pipelines and their bubbles, and what was decisive.
+# -- drains of generations, pipelines and their bubbles, and the critical path
 
 MOST_DRAINS = 8
-"""At most so many devices have a lane of their own for sequences; those whose generations ended last."""
+"""Most devices that have a lane of their own for sequences; those whose generations ended last."""
 DRAIN_HEIGHT = 38.0
 ALL_CRITICAL = "every call is on the critical path"
 PASSES = ("forward", "backward", "wait")
@@ -535,7 +540,7 @@ class DrainView(TypedDict):
     most: int
     """Most sequences running at once, the top of the lane."""
     runs: list[list[list[float]]]
-    """For every generation its points ``[seconds, running, waiting, kv_usage]``."""
+    """The points ``[seconds, running, waiting, kv_usage]`` of every generation."""
 
 
 class PipelineRow(TypedDict):
@@ -575,18 +580,18 @@ def pipelines_of(trace: Trace) -> list[PipelineRow]:
     for span in trace:
         if span.device is not None and span.duration_s is not None and span.name in PASSES:
             spans[span.call_id, span.device].append(span)
-    staged = {call_id for (call_id, _), mine in spans.items() if any(s.name == "wait" for s in mine)}
+    staged = {call_id for (call_id, _), passes in spans.items() if any(s.name == "wait" for s in passes)}
     rows: list[PipelineRow] = []
-    for (call_id, device), mine in sorted(spans.items()):
+    for (call_id, device), passes in sorted(spans.items()):
         if call_id not in staged:
             continue
-        seconds = {name: sum(s.duration_s or 0.0 for s in mine if s.name == name) for name in PASSES}
+        seconds = {name: sum(s.duration_s or 0.0 for s in passes if s.name == name) for name in PASSES}
         total = sum(seconds.values())
         rows.append({
-            "call_id": call_id, "call": f"{mine[0].role}.{mine[0].method}", "device": device,
-            "micro_batches": sum(s.name == "forward" for s in mine),
-            "start_s": round((min(s.start_ns for s in mine) - trace.start_ns) / 1e9, 6),
-            "end_s": round((max(s.end_ns or 0 for s in mine) - trace.start_ns) / 1e9, 6),
+            "call_id": call_id, "call": f"{passes[0].role}.{passes[0].method}", "device": device,
+            "micro_batches": sum(s.name == "forward" for s in passes),
+            "start_s": round((min(s.start_ns for s in passes) - trace.start_ns) / 1e9, 6),
+            "end_s": round((max(s.end_ns or 0 for s in passes) - trace.start_ns) / 1e9, 6),
             "forward_s": round(seconds["forward"], 6), "backward_s": round(seconds["backward"], 6),
             "wait_s": round(seconds["wait"], 6), "bubble": seconds["wait"] / total if total else 0.0,
         })  # fmt: skip
@@ -596,8 +601,8 @@ def pipelines_of(trace: Trace) -> list[PipelineRow]:
 def critical_rows(trace: Trace) -> tuple[list[int], bool, str]:
     """Return the rows (of ``to_pandas``) of the calls that decided how long the trace took, whether others did not, and words.
 
-    The words say how many of the calls these are; they are empty where no call has ended. Beside measured calls, predicted ones
-    do not count.
+    The words say how many of the calls these are; they are empty where no call has ended. Where there are measured calls, predicted
+    ones do not count.
     """
     path = {id(span) for span in trace.critical_path()}
     ended = [span for span in trace.calls if span.end_ns is not None]
@@ -607,20 +612,20 @@ def critical_rows(trace: Trace) -> tuple[list[int], bool, str]:
     return rows, decisive, words
 
 
-# Several traces on one time axis: strategies side by side, or what was predicted over what was measured.
-#
-# Every trace begins at 0 and has its lanes under its own name; a table totals device-seconds and how many of them were idle.
+# -- several traces on one time axis
 
 CASE_HEIGHT = 26.0
 """Room for a trace's name above its lanes."""
 
 _LANE, _NAME, _ROLE, _METHOD, _LABEL, _CALL = 1, 6, 7, 8, 9, 11
 _CALLS_APART = 10**9
-"""Between the call ids of two traces."""
+"""Distance between the call ids of two traces."""
 
 
 def timelines_view(traces: Mapping[str, Traced], title: str = "") -> TimelineView:
     """Turn traces into one view; a mark's row is its row in its own trace's ``to_pandas``.
+
+    Every trace begins at 0 and has its lanes under its own name; a table totals device-seconds and how many of them were idle.
 
     Raises:
         OptionError: there is no trace, or something else.
@@ -630,12 +635,12 @@ def timelines_view(traces: Mapping[str, Traced], title: str = "") -> TimelineVie
     for name, trace in traces.items():
         if not is_traced(trace):
             raise OptionError(f"{shown(name)} is a {type(trace).__name__}; give a trace, e.g. session.trace[0]")
-    taken = {str(name): trace.snapshot() for name, trace in traces.items()}
-    views = {name: timeline_view(trace) for name, trace in taken.items()}
-    merged = _Merged([span.role for trace in taken.values() for span in trace])
+    snapshots = {str(name): trace.snapshot() for name, trace in traces.items()}
+    views = {name: timeline_view(trace) for name, trace in snapshots.items()}
+    merged = _Merged([span.role for trace in snapshots.values() for span in trace])
     for number, (name, view) in enumerate(views.items()):
         merged.add(number, name, view)
-    cases = [_case(name, trace) for name, trace in taken.items()]
+    cases = [_case(name, trace) for name, trace in snapshots.items()]
     longest = max(view["duration_s"] for view in views.values())
     words = "; ".join(f"{c['title']} {seconds_text(c['seconds'])}, {100 * c['idle_share']:.0f} % idle" for c in cases)
     merged.view |= {

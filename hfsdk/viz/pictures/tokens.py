@@ -43,7 +43,7 @@ TEXT_SAMPLES, TEXT_TOKENS = 6, 40
 
 
 class FieldView(TypedDict):
-    """What can colour the tokens: a column, or what follows from two of them."""
+    """A number that can colour the tokens: a column, or what follows from two of them."""
 
     name: str
     label: str
@@ -51,7 +51,7 @@ class FieldView(TypedDict):
     of: list[str]
     kind: Literal["signed", "ratio", "sequential"]
     end: float
-    """Where the colour is full: this value (and its negative where signed); the logarithm of it for a ratio."""
+    """The value at which the colour is full (and its negative where signed); the logarithm of it for a ratio."""
 
 
 class SampleView(TypedDict):
@@ -95,9 +95,9 @@ def tokens_view(tokens: Tokens) -> TokensView:
     table, response = tokens.table, tokens.table.ragged("response")
     columns, ignored = _columns(tokens)
     fields = _fields(tokens, columns)
-    known = [f["name"] for f in fields]
-    if tokens.color is not None and tokens.color not in known:
-        raise OptionError(f"color={tokens.color!r} is none of the numbers per token there are: {', '.join(known) or 'none'}")
+    field_names = [f["name"] for f in fields]
+    if tokens.color is not None and tokens.color not in field_names:
+        raise OptionError(f"color={tokens.color!r} is none of the numbers per token there are: {', '.join(field_names) or 'none'}")
     ids = {token: i for i, token in enumerate(tokens.vocabulary)}
     prompts = next((c for name, c in table.items() if name == "prompt" and isinstance(c, Ragged)), None)
     samples: list[SampleView] = []
@@ -117,7 +117,7 @@ def tokens_view(tokens: Tokens) -> TokensView:
     return {
         "picture": "tokens", "title": f"tokens of {count_text(shown)} sample{'s' * (shown != 1)}",
         "summary": summary + (", ".join(f["label"] for f in fields) or "none"), "note": note, "num_rows": total,
-        "color": tokens.color or next((n for n in (*FIRST_CHOICE, *known) if n in known), ""),
+        "color": tokens.color or next((n for n in (*FIRST_CHOICE, *field_names) if n in field_names), ""),
         "clip": _clip(tokens, columns), "vocabulary": [_word(i, raw) for i, raw in tokens.vocabulary.items()],
         "columns": {name: pack(column) for name, column in columns.items()}, "fields": fields,
         "missing": _missing(tokens, columns), "samples": samples, "ignored": ignored,
@@ -161,7 +161,7 @@ def _columns(tokens: Tokens) -> tuple[dict[str, Array], list[str]]:
 
 
 def _fields(tokens: Tokens, columns: Mapping[str, Array]) -> list[FieldView]:
-    found: list[FieldView] = []
+    fields: list[FieldView] = []
     bound = math.log1p(tokens.clip if tokens.clip_high is None else tokens.clip_high)  # full colour where clipping begins
 
     def add(name: str, label: str, op: Any, *of: str) -> None:
@@ -169,7 +169,7 @@ def _fields(tokens: Tokens, columns: Mapping[str, Array]) -> list[FieldView]:
             numbers = compute(op, [columns[n] for n in of])
             kind = "ratio" if op == "ratio" else _kind(name, numbers)
             end = bound if op == "ratio" else _end(numbers, kind)
-            found.append({"name": name, "label": label, "op": op, "of": list(of), "kind": kind, "end": end})
+            fields.append({"name": name, "label": label, "op": op, "of": list(of), "kind": kind, "end": end})
 
     new, old = tokens.new, tokens.old
     if new is not None:
@@ -186,9 +186,9 @@ def _fields(tokens: Tokens, columns: Mapping[str, Array]) -> list[FieldView]:
         add(name, labels.get(name) or label_of(name), "column", name)
     add("difference", "trainer - rollout log-prob", "subtract", old, "rollout_log_probs")
     for name in columns:
-        if name not in {f["name"] for f in found}:
+        if name not in {f["name"] for f in fields}:
             add(name, labels.get(name) or label_of(name), "column", name)
-    return found
+    return fields
 
 
 def _missing(tokens: Tokens, columns: Mapping[str, Array]) -> list[dict[str, str]]:
@@ -220,8 +220,8 @@ def _clip(tokens: Tokens, columns: Mapping[str, Array]) -> dict[str, Any] | None
     if tokens.new is None:
         return None
     high = tokens.clip if tokens.clip_high is None else tokens.clip_high
-    known = "advantages" in columns  # without them nobody knows in which direction the loss pulls
-    return {"low": tokens.clip, "high": float(high), "new": tokens.new, "old": tokens.old, "known": known}
+    has_advantages = "advantages" in columns  # without them nobody knows in which direction the loss pulls
+    return {"low": tokens.clip, "high": float(high), "new": tokens.new, "old": tokens.old, "known": has_advantages}
 
 
 def _facts(columns: Mapping[str, Any], i: int) -> tuple[dict[str, float | str], dict[str, str]]:
@@ -297,7 +297,7 @@ def _lines(view: Mapping[str, Any]) -> Iterator[str]:
         yield f"  and {len(sample['response']) - TEXT_TOKENS} more tokens"
 
 
-# A field of a tokens view as numbers: its values, and which tokens the ratio's clip leaves without gradient.
+# -- the numbers of a field
 
 
 def field_values(view: Mapping[str, Any], field: Mapping[str, Any]) -> Array:

@@ -9,8 +9,9 @@
     the plan (hfsdk.viz.pictures.plan)
 
 One message goes each way: the browser sends the newest values when no answer is outstanding, the kernel answers with the whole
-view. What comes between is dropped, so that at most one plan is being searched for. In a notebook the saved output is the frozen
-picture at every moment; the widget has no output of its own but moves into that one (``initialize`` in ``static/what_if.js``).
+view. Settings that come between are dropped, so that at most one plan is being searched for. In a notebook the saved output is the
+frozen picture at every moment; the widget has no output of its own but moves into that one (``initialize`` in
+``static/what_if.js``).
 """
 
 from __future__ import annotations
@@ -91,20 +92,20 @@ class WhatIfPicture(Picture):
 
     def to_text(self) -> str:
         """Return what is asked for and the plan."""
-        return "\n".join([*self._asked(), PlanPicture(self.view["plan"]).to_text()])
+        return "\n".join([*self._setting_lines(), PlanPicture(self.view["plan"]).to_text()])
 
-    def _asked(self) -> list[str]:
+    def _setting_lines(self) -> list[str]:
         words = [f"{s['label']} {count_text(s['value'])} {s['unit']}".strip() for s in self.view["sliders"]]
         words += [f"{m['label']} {m['value']}" for m in self.view["menus"] if m["value"] != "auto"]
         curve, lines = self.view["curve"], ["asked for: " + ", ".join(words)]
         if curve is not None:
-            known = [f"{count_text(p['value'])}: {p['seconds']:.3g} s" for p in curve["points"] if p["seconds"] is not None]
-            lines.append(f"a step over {curve['label']}: {', '.join(known) or 'nothing fits'}")
+            curve_points = [f"{count_text(p['value'])}: {p['seconds']:.3g} s" for p in curve["points"] if p["seconds"] is not None]
+            lines.append(f"a step over {curve['label']}: {', '.join(curve_points) or 'nothing fits'}")
         return lines + ([self.view["error"]] if self.view["error"] else [])
 
 
 MOST_CHARS = 200
-"""Of what a browser sets a menu to."""
+"""Most characters of a browser's setting of a menu."""
 
 
 class LiveWhatIf:
@@ -128,7 +129,7 @@ class LiveWhatIf:
         """
         self._what_if, self._key = what_if, uuid.uuid4().hex if in_output else ""
         self._wake = threading.Condition()
-        self._asked: tuple[int, Mapping[str, Any]] | None = None
+        self._wanted: tuple[int, Mapping[str, Any]] | None = None
         self._settled: str | None = None
         self._handle: Any = None
         self._request, self._closed = 0, False
@@ -147,7 +148,7 @@ class LiveWhatIf:
         self._handle = display(self._bundle(), raw=True, display_id=True)
 
     def close(self) -> None:
-        """End the thread and let go of the ``WhatIf``; the widget's end calls it. What is shown stays, frozen."""
+        """End the thread and let go of the ``WhatIf``; the widget's end calls it. The picture stays, frozen."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -159,16 +160,16 @@ class LiveWhatIf:
         """Take a message of the browser's: ``{"set": {...}, "request": 3}`` or ``{"settle": "devices", "request": 3}``."""
         with self._wake:
             if "set" in content:
-                changes = self._known(content["set"])
-                before = self._asked[1] if self._asked else {}  # not answered yet: one answer will do for both
-                self._asked, self._settled = (int(content["request"]), {**before, **changes}), None
+                changes = self._settings_of(content["set"])
+                before = self._wanted[1] if self._wanted else {}  # not answered yet: one answer will do for both
+                self._wanted, self._settled = (int(content["request"]), {**before, **changes}), None
             elif "settle" in content:
                 self._settled = str(content["settle"] or "")[:MOST_CHARS]
             self._wake.notify()
         if not self._threaded and not self._closed:
             self._answer()
 
-    def _known(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def _settings_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return of what a browser sets what the picture has a slider or a menu for: nothing else is kept until it is answered."""
         names = [control["name"] for control in (*self.widget.view["sliders"], *self.widget.view["menus"])]
         values = {name: changes[name] for name in names if name in changes}
@@ -183,19 +184,19 @@ class LiveWhatIf:
     def _answer_all(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._asked is not None or self._settled is not None)
+                self._wake.wait_for(lambda: self._closed or self._wanted is not None or self._settled is not None)
             if self._closed or exiting.is_set():
                 return
             self._answer()
 
     def _answer(self) -> None:
         with self._wake:
-            asked, settled = self._asked, self._settled
-            self._asked = self._settled = None
+            wanted, settled = self._wanted, self._settled
+            self._wanted = self._settled = None
         try:
-            if asked is not None:
-                self._request = asked[0]
-                self._what_if.attempt(asked[1])
+            if wanted is not None:
+                self._request = wanted[0]
+                self._what_if.attempt(wanted[1])
             elif settled is not None:
                 self._settle(settled)
         except Exception as error:  # there is nobody to raise to: the picture says it
@@ -206,7 +207,7 @@ class LiveWhatIf:
         """Draw the curve over what was dragged, until something is dragged again; then bring the notebook's copy up to date."""
         if any(s["name"] == dragged for s in self._what_if.view()["sliders"]):
             for _ in self._what_if.draw_curve(dragged):
-                if self._asked is not None:
+                if self._wanted is not None:
                     return
         self._save()
 
