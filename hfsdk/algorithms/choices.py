@@ -44,7 +44,7 @@ Clip = Annotated[float, Within(above=0, most=1)]
 DualClip = Annotated[float, Within(above=1)]
 NewTokens = Annotated[int, Within(1, 10**7)]
 Copies = Annotated[int, Within(1, 100_000)]
-Temperature = Annotated[float, Within(above=0.0, most=2.0)]
 """Responses per prompt."""
+Temperature = Annotated[float, Within(above=0.0, most=2.0)]
 Epochs = Annotated[int, Within(1, 1000)]
 MiniBatches = Annotated[int, Within(1, 10**6)]

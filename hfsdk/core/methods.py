@@ -136,7 +136,7 @@ LAYERS = Method(
     of_all_ranks=True,
     needs=("weights",),
     listed=False,
-    result="`Inside` by rank",
+    result="`HiddenStates` by rank",
 )
 COMPUTE_VALUES = Method(
     name="compute_values",
