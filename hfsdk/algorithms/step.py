@@ -86,7 +86,7 @@ class Statistics:
     """
 
     scores: bool = True
-    """Whether there is a column ``scores``; without, what is learned is no score (distillation)."""
+    """Whether there is a column ``scores``; without it the step learns from something else (distillation)."""
     reference: bool = True
     """Whether there is a column ``ref_log_probs``."""
     critic: bool = True

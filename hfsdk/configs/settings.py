@@ -1,4 +1,4 @@
-"""The keys of a configuration: what was given, what is at its default, and what nobody read."""
+"""The keys of a configuration: the given ones, those at their defaults, and those that nobody read."""
 
 from __future__ import annotations
 

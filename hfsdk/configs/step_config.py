@@ -21,7 +21,7 @@ says; worth to know."""
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding: what is inconsistent, or worth to know."""
+    """One finding: an inconsistency, or something worth knowing."""
 
     kind: str
     """``"not read"``, ``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
@@ -198,7 +198,7 @@ class StepConfig:
 
     @property
     def counted(self) -> int:
-        """Samples of the table of batches: those that the keys say."""
+        """Samples of the table of batches, as the keys say."""
         return self.said_samples or self.samples
 
     @property

@@ -26,7 +26,7 @@ from hfsdk.configs.step_config import UNREAD, Finding
 from hfsdk.core.checks import shown
 
 SIZES, GENERATED, MEMORY, SECONDS, LEARNING = "sizes", "generated", "memory", "seconds", "learning"
-"""Kinds of what is explained: the batches; of them how much is generated; bytes; seconds; options of the loss and the optimizer."""
+"""Kinds of explained numbers: the batches; how much of them is generated; bytes; seconds; options of the loss and the optimizer."""
 
 EVERYTHING = (SIZES, GENERATED, MEMORY, SECONDS, LEARNING)
 TABLES = {"verl": "verl", "TRL": "trl", "OpenRLHF": "openrlhf", "NeMo-RL": "nemo_rl"}
@@ -132,12 +132,12 @@ class Unread:
     """The keys of a configuration that were not read, and what is not given for them."""
 
     said: Mapping[str, str]
-    """Key -> what is known of it."""
+    """Key -> the note on it."""
     withheld: Mapping[str, tuple[str, ...]]
-    """Kind of what is explained -> the keys that could change it."""
+    """Kind of explained numbers -> the keys that could change them."""
 
     def finding(self) -> tuple[Finding, ...]:
-        """Return what is told first: which numbers are not given, and for which keys."""
+        """Return the note that comes first: which numbers are not given, and for which keys."""
         kinds = [kind for kind in (SIZES, GENERATED, MEMORY, SECONDS) if kind in self.withheld]
         if not kinds:
             return ()
@@ -155,7 +155,7 @@ class Unread:
 
 
 def unread_of(s: Settings, system: str, release: str) -> Unread:
-    """Return what is to be said of each key that was not read, and what could be another number for it."""
+    """Return a note on each key that was not read, and the kinds of numbers that it could change."""
     said: dict[str, str] = {}
     withheld: dict[str, list[str]] = {}
     defaults = known_defaults(system)

@@ -317,7 +317,7 @@ def _states(s: Settings, megatron: bool, num_gpus: int, dp: int) -> States:
 
 
 def _away(param: bool, optimizer: bool) -> dict[str, tuple[str, ...]]:
-    """Return what is in host memory while other roles work."""
+    """Return the parts that are in host memory while other roles work."""
     gone = ("weights", "gradients") * param + ("optimizer",) * optimizer
     return dict.fromkeys(PHASES, gone)
 

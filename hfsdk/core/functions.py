@@ -77,7 +77,7 @@ _by_value = threading.RLock()
 
 @contextmanager
 def users_by_value() -> Iterator[None]:
-    """Have cloudpickle take what is in the user's own modules by value, which other processes may be unable to import."""
+    """Have cloudpickle take code of the user's own modules by value: other processes may be unable to import it."""
     import cloudpickle
 
     with _by_value:

@@ -1,7 +1,7 @@
 """The keys of a ``generation_config.json``, one by one: how a model's author would have its texts drawn.
 
 A rollout draws as ``generate`` is told by its arguments, and ends a response where the file says so (:mod:`turn_ends`). Penalties,
-beams and constraints are not there: what is learned from has to be of the distribution that it was drawn from. Many published
+beams and constraints are not there: a response that is learned from must follow the distribution it was drawn from. Many published
 models ask for one all the same, so it is told and not refused. A key that nobody here knows is refused, as one of ``config.json``.
 """
 

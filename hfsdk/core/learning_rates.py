@@ -1,4 +1,4 @@
-"""Learning rates and a warm-up for ``AdamW`` without ``lr``: by what is learned and by the model's size, each with its source.
+"""Learning rates and a warm-up for ``AdamW`` without ``lr``: by the role's objective and the model's size, each with its source.
 
 A row holds for models of up to so many parameters that no row above it holds for. Larger models take smaller steps: their sources
 are what papers and other libraries train with; those of ``tiny`` and SmolLM2 were measured here. A suggestion is where to

@@ -99,7 +99,7 @@ class Client(Protocol):
         ...
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
-        """Return what is known of a column, ``None`` while it is pending."""
+        """Return a column's kind and shape, or ``None`` while it is pending."""
         ...
 
     def gone(self, ref: ColumnRef) -> bool:

@@ -191,7 +191,7 @@ class Placement:
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
             if names.count(pool.name) > 1:
-                raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
+                raise PlacementError(f"two pools are called {pool.name!r}; give each its own name")
             self._check_part(pool)
             for device in pool.devices:
                 # Parts of a pool share its devices, so devices only have to be disjoint among pools within the same one.

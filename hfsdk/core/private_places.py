@@ -37,8 +37,8 @@ def in_use(place: Path) -> dict[str, str]:
 def keep_compiled() -> None:
     """Have this process keep compiled code where nobody else can put any, before it imports what makes torch's folder.
 
-    transformers does, for a tokenizer. Where torch looks is set for the process, as torch itself does it; where there is no place
-    of one's own it is left as it is.
+    transformers does, for a tokenizer. Where torch looks is set for the process, as torch itself does it; where the user
+    has no private place the setting stays as it is.
     """
     name = next(iter(COMPILED))
     if sys.platform not in ("win32", "emscripten") and not os.environ.get(name) and (cache := _compiled()):

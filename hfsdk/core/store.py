@@ -95,7 +95,7 @@ class StorePath(str):
         return SimpleNamespace(st_size=int(info["size"]))
 
     def iterdir(self) -> Iterator[StorePath]:
-        """Return what is below it by one slash; nothing where there is nothing."""
+        """Return the entries directly below it; none where there is nothing."""
         names: list[str] = []
         with _asking(self, "read") as store, suppress(FileNotFoundError):
             own_name = store._strip_protocol(str(self)).rstrip("/")

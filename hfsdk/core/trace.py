@@ -341,7 +341,7 @@ class Trace:
 
 
 def _measured(span: Span) -> Span:
-    """Leave out what is no number."""
+    """Leave out values that are no numbers."""
     unended = span.duration_s is not None and not math.isfinite(span.duration_s)
     if not unended and all(not isinstance(v, float) or math.isfinite(v) for v in span.attrs.values()):
         return span

@@ -1,6 +1,6 @@
 """How a role is trained where there are accelerators: one place for the engine that does it and the planner that counts its bytes.
 
-None of it changes what is computed, but sums are taken in another order; on processors all stays off, so that their numbers do not
+None of it changes a result, except that sums are taken in another order; on processors all stays off, so that their numbers do not
 change::
 
     sequence parallelism    tp > 1    norms and residuals, which tp ranks hold alike, are cut over them: activations shrink

@@ -129,7 +129,7 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
 
 
 def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
-    """Return a JSON file's content for a file of one's own: as it is, byte for byte, where nothing in it is to change.
+    """Return a JSON file's content for a copy: byte for byte as it is, unless something in it is to change.
 
     Entries that name further files are left out (:func:`without_files`).
 
@@ -362,7 +362,7 @@ def private_copy(
     change: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
     error: type[HfsdkError] = ModelNotFoundError,
 ) -> Iterator[str]:
-    """Give a folder of one's own with copies of some files of another: of those that it has.
+    """Give a temporary folder with copies of some files of another, as far as that has them.
 
     Configurations are copied without what would have a library read further files (:func:`without_files`).
 

@@ -71,7 +71,7 @@ class Report:
 
     @property
     def missing(self) -> tuple[DoctorLine, ...]:
-        """The findings of what is missing."""
+        """The findings of missing parts."""
         return tuple(f for f in self.findings if f.state == MISSING)
 
     @property

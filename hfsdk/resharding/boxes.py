@@ -331,7 +331,7 @@ def inside(box: Box, start: Offsets) -> Offsets:
 
 
 def without(start: Offsets, size: Offsets, holes: Sequence[tuple[Offsets, Offsets]]) -> list[tuple[Offsets, Offsets]]:
-    """Return what is left of a box, (start, size), when others are cut out of it, as boxes that do not overlap."""
+    """Return the rest of a box, (start, size), when others are cut out of it, as boxes that do not overlap."""
     left = [(start, size)]
     for hole_start, hole_size in holes:
         left = [rest for piece in left for rest in _around(*piece, hole_start, hole_size)]

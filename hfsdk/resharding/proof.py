@@ -75,7 +75,7 @@ class Taken:
     start: Offsets
     """Start of the box in the Hugging Face tensor, by the layout of the rank that takes it."""
     number: int
-    """Number of the box among those that ``move.source`` gives."""
+    """Number of the box among the boxes that ``move.source`` gives."""
 
 
 class Witness:
@@ -124,7 +124,7 @@ class Witness:
         return len(self._numbers.get(source, ()))
 
     def number(self, source: int, key: Key) -> int:
-        """Return the number of a box among those that a rank gives."""
+        """Return the number of a box among the boxes that a rank gives."""
         return self._numbers[source][key]
 
 

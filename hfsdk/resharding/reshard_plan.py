@@ -459,7 +459,7 @@ def _axis(boxes: Sequence[Box], moves: Sequence[Move]) -> int:
 
 
 def _first(move: Move, axis: int, boxes: Sequence[Box]) -> int:
-    """Return where what is moved begins along an axis of its Hugging Face tensor, given its source's boxes."""
+    """Return where a move begins along an axis of its Hugging Face tensor, given its source's boxes."""
     for box in boxes:
         if box.local == move.source_local and box.tensor == move.tensor:
             ahead = [there - here for there, here in zip(move.source_start, box.local_start, strict=True)]

@@ -89,7 +89,7 @@ def environment(num_threads: int = 1) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Set what is still missing of :func:`environment`, before vLLM is imported for the first time.
+    """Set the variables of :func:`environment` that are still missing, before vLLM is imported for the first time.
 
     Raises:
         RuntimeError: vLLM was imported with its engine in another process, which cannot share this one's groups.

@@ -357,7 +357,7 @@ class Rollout:
                 self._settle()
 
     def _settle(self) -> None:
-        """Take what is still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""
+        """Take the step still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""
         while self._core.engine_core.batch_queue:
             self._core.get_output()
 

@@ -51,7 +51,7 @@ class Sleeper(Protocol):
         ...
 
     def wake(self, name: str) -> None:
-        """Bring the memory of ``"weights"`` or ``"kv_cache"``; what is in it is undefined."""
+        """Bring the memory of ``"weights"`` or ``"kv_cache"``; its content is undefined."""
         ...
 
     def restore(self) -> None:
@@ -108,7 +108,7 @@ class Sleep:
         return True
 
     def close(self) -> None:
-        """Bring everything, before the engine frees it: vLLM's allocator cannot free what is not mapped."""
+        """Bring everything, before the engine frees it: vLLM's allocator cannot free memory that is not mapped."""
         if self.state == "asleep":
             self.to("filling")
         if self.state == "filling":
@@ -158,13 +158,13 @@ class VllmSleep:
         self._engine.collective_rpc("discard", args=(("weights",),))
 
     def free_bytes(self) -> int:
-        """Return what is free on this GPU, torch's own cache emptied, as vLLM does when it sleeps and wakes."""
+        """Return the free bytes of this GPU, torch's own cache emptied, as vLLM does when it sleeps and wakes."""
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
 
 def forget_shared_buffers() -> None:
-    """Have the next engine of this process make its own rotary positions: those that vLLM keeps for it sleep with this one."""
+    """Have the next engine of this process make its own rotary positions: vLLM's kept ones sleep with this engine."""
     from vllm.model_executor.layers import rotary_embedding
 
     rotary_embedding._ROPE_DICT.clear()

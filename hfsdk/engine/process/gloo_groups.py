@@ -273,7 +273,7 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
     others = [other for other in range(size) if other != rank]
 
     def exchange(tag: int, own: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
-        """Return the ranks that do not send what is wanted of them."""
+        """Return the ranks that have not sent the wanted bytes."""
         buffers = {other: torch.zeros(HASH_BYTES, dtype=torch.uint8) for other in others}
         receiving = {other: group.recv([buffers[other]], other, tag) for other in others}
         sending = [group.send([torch.tensor(list(own[other]), dtype=torch.uint8)], other, tag) for other in others]

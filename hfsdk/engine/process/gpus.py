@@ -136,7 +136,7 @@ def goes_direct(givers: Collection[int], takers: Collection[int], cpus: Collecti
 
 
 def memory_share(needed: int, free: int, total: int) -> float:
-    """Return vLLM's ``gpu_memory_utilization``: of a GPU's memory, what is free now, and never more than vLLM's own default.
+    """Return vLLM's ``gpu_memory_utilization``: the free share of a GPU's memory, never more than vLLM's own default.
 
     vLLM refuses to start where less is free than this share, also where the size of its cache is given
     (``vllm/v1/worker/utils.py``, ``request_memory``). The trainer's weights are there first, so its default never fits.

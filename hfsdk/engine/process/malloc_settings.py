@@ -31,7 +31,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def give_back() -> None:
-    """Return all free pages to the system, also those between what is used; without glibc nothing happens."""
+    """Return all free pages to the system, also those between used ones; without glibc nothing happens."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -30,7 +30,7 @@ def without_collector() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Keep the collector off (imports make few cycles), and set aside afterwards what is there. Not where roles are."""
+    """Keep the collector off (imports make few cycles), and set the objects aside afterwards. Not where roles are."""
     with without_collector():
         try:
             yield

@@ -1,4 +1,4 @@
-"""The roles of a simulated session: what is known of them from call to call, the rows their ranks get, the bytes devices hold."""
+"""The roles of a simulated session: their state from call to call, the rows their ranks get, the bytes devices hold."""
 
 from __future__ import annotations
 

@@ -528,7 +528,7 @@ def transport_reports(
 ) -> tuple[TransportReport | None, ...]:
     """Return a report for every rank of an actor or of its shadow; ``None`` for each where nothing has moved yet.
 
-    Every rank is said to take as long as the slowest, which is what is predicted.
+    Every rank is said to take as long as the slowest: only that is predicted.
 
     Args:
         role: the actor, or its shadow.

@@ -403,7 +403,7 @@ class _Reader(FileSystemReader):
         return storage.relative_path, storage.offset, storage.length
 
     def _read(self, items: Sequence[Any], planner: Any) -> None:
-        """Read what is wanted, a piece of several items once."""
+        """Read the wanted items; a piece that several are in is read once."""
         places = sorted({self._place(item) for item in items})
         read = dict(zip(places, self._folder.ranges(places), strict=True))
         for item in items:

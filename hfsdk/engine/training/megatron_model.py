@@ -571,7 +571,7 @@ def attend_packed(
 
 
 def _once(offsets: torch.Tensor, device: torch.device, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return on the device what is made of the offsets; once a micro-batch, for they come again with each layer."""
+    """Return the tensor that ``make`` makes of the offsets, on the device; once a micro-batch, since every layer needs it."""
     made: dict[object, torch.Tensor] | None = getattr(offsets, "made", None)
     if made is None:
         made = offsets.made = {}  # type: ignore[attr-defined]

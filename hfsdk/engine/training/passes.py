@@ -82,7 +82,7 @@ class Passes:
         return dict(zip(names, self.infer(rows, micro_batches, safe, read, len(names)), strict=False))
 
     def _problem(self, rows: Table, micro_batches: Sequence[Sequence[int]]) -> Exception | None:
-        """Return what is wrong with the input on this rank; it is raised at the first agreement."""
+        """Return the error in this rank's input, or ``None``; the first agreement raises it."""
         unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
         if unknown:
             return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")

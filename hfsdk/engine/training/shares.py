@@ -54,7 +54,7 @@ class ShareOfModel:
         return Summary(num_updates, ("main",) if step is None else KINDS, step)
 
     def strips(self, kinds: Sequence[str]) -> list[Strip]:
-        """Return what is in this rank's share of the weights and of these tensors of the optimizer."""
+        """Return this rank's share of the weights and of these tensors of the optimizer."""
         return [strip for kind in ("weights", *kinds) for strip in self._own_strips(kind)]
 
     @torch.no_grad()

@@ -206,7 +206,7 @@ class Trainer:
     def forward_backward(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
     ) -> dict[str, float]:
-        """Add one mini-batch's gradient to what is there and return its metrics; :meth:`step` applies it.
+        """Add one mini-batch's gradient to the sum so far and return its metrics; :meth:`step` applies it.
 
         Raises:
             NonFiniteRows: a loss was not finite, on every rank; the gradient is gone.
@@ -370,7 +370,7 @@ class Trainer:
 
     @contextmanager
     def on_device(self, *parts: str) -> Iterator[None]:
-        """Bring what is offloaded of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
+        """Bring the offloaded ones of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
         with ExitStack() as stack:
             for part in (part for part in parts if part in self._offloaded):
                 stack.enter_context(self._offloaded[part].on_device())
@@ -378,7 +378,7 @@ class Trainer:
 
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
-        """Bring what is offloaded and a call needs all along; AdamW's state travels during the passes, its step waits for it."""
+        """Bring the offloaded parts that a call needs all along; AdamW's state travels during the passes, its step waits for it."""
         parts = [part for part in onloads(method, self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:

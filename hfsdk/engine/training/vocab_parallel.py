@@ -146,7 +146,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _scratch(logits_NV: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return room for the steps of a chunk, [2, elements], float32: on processors new memory costs more than what is done in it."""
+    """Return room for the steps of a chunk, [2, elements], float32: on processors new memory costs more than its use."""
     return torch.empty(2, min(rows, len(logits_NV)) * logits_NV.shape[-1], dtype=torch.float32, device=logits_NV.device)
 
 
@@ -195,7 +195,7 @@ def _forward(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None, entropy: bool,
     scratch: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return what both ways need; what is of the logits' size lies in ``scratch`` where that is given.
+    """Return the numbers that both passes need; tensors of the logits' size lie in ``scratch`` where that is given.
 
     Returns:
         Log-probabilities; entropy (zeros where it is not asked for); exp(z - max z) of the real columns here, [N, columns]; its sum

@@ -83,7 +83,7 @@ class Way:
         return next((problem for problem in problems if problem is not None), None)
 
     def move(self, sources: Tensors, targets: Tensors, group: ProcessGroup) -> TransportReport:
-        """Give what is in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
+        """Give the tensors in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
 
         Raises:
             RuntimeError: the bytes are not those of the plan, or a rank is gone.

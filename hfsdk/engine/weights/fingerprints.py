@@ -321,7 +321,7 @@ MOVE_AGAIN = "Run the call again: they are moved anew. If it comes back, look at
 
 
 def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError | None:
-    """Return the error of weights that are not those that left; ``None`` where all are.
+    """Return the error where weights arrived that are not those that left; ``None`` where all are.
 
     Args:
         role: the role's name.

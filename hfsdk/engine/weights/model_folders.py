@@ -1,4 +1,4 @@
-"""A model's folder on nodes that lack it: what belongs to it, whether a node has the same, and taking in what is sent.
+"""A model's folder on nodes that lack it: the files that belong to it, whether a node has the same, and taking in sent files.
 
 ::
 

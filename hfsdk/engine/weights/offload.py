@@ -122,7 +122,7 @@ class CopyLane:
             memory.record_stream(self._stream)
 
     def wait(self) -> None:
-        """Let what is launched from now on run after the copies; the host goes on."""
+        """Let kernels that are launched from now on run after the copies; the host goes on."""
         if self._arrived is not None:
             self._streams.current_stream().wait_event(self._arrived)
 

@@ -149,7 +149,7 @@ class Residency:
         return aside + sum(size for at, size in rollout.items() if at not in trainer)
 
     def census(self) -> Resident:
-        """Count what is on the rank now, from the storages that are not empty."""
+        """Count the bytes on the rank now, from the storages that are not empty."""
         trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))
         both = trainer.keys() & rollout.keys()
         return Resident(
@@ -176,7 +176,7 @@ class Residency:
         )  # fmt: skip
 
     def _aside_of(self, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
-        """Yield what is kept aside of a box of the trainer's: which part of the tensor, and its values."""
+        """Yield the parts of a box of the trainer's that are kept aside: which part of the tensor, and its values."""
         for name, where, values in self._aside:
             start = tuple(cut.start for cut in where)
             if name == box.local:

@@ -130,7 +130,7 @@ def problem(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets
 def problem_of_moves(
     moves: Iterable[Move], dtype_name: str, plan: str, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> RuntimeError | None:
-    """Return what keeps moves, of what is named ``plan``, from being carried out with these tensors."""
+    """Return the error where the moves of the plan named ``plan`` do not fit these tensors; ``None`` where they do."""
     return _problem(ends_of(moves, rank), dtype_name, plan, rank, sources, targets)
 
 

@@ -93,7 +93,7 @@ def ends_in(plan: ReshardPlan, rank: int) -> Ends:
 
 
 def _cached(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
-    """Return what is known of a plan, made the first time."""
+    """Return the result of ``make`` for a plan; it is made the first time only."""
     entry = cache.get(key)
     # An id may come back for another plan once the first is gone, so the plan itself is compared.
     if entry is None or entry[0]() is not plan:

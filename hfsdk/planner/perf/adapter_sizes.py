@@ -39,7 +39,7 @@ def layer_numbers(adapters: AdapterSpec, tp: int) -> int:
 
 
 def trained_numbers(role: RoleSpec, layout: Layout) -> int:
-    """Return what is trained on top of a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
+    """Return the parameters trained on top of a base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
     assert role.model is not None
     assert role.lora is not None
     adapters = AdapterSpec.of(role.model, role.lora)

@@ -147,7 +147,7 @@ class Observation:
     """The call, e.g. ``"actor.generate"``."""
     phase: str
     step: int = 0
-    """Number of the measured step among those that were given."""
+    """Number of the measured step among the given ones."""
     measured_s: float
     before_s: float
     after_s: float

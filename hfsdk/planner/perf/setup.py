@@ -154,7 +154,7 @@ def _beside(nodes: Array, ep: int) -> int:
 
 @lru_cache(maxsize=256)
 def _bridged(link: LinkSpec, sharers: int) -> LinkSpec:
-    """Return one line's part of what is between the halves of a node."""
+    """Return one line's part of the bandwidth between the halves of a node."""
     return replace(link, bandwidth=min(link.bandwidth, link.bridge / sharers), bridge=0.0)
 
 
@@ -355,7 +355,7 @@ class Setup:
     def adapter_products(self) -> float:
         """Numbers of a layer's adapters that a rank multiplies each token with.
 
-        With sequence parallelism what is whole on every rank sees a part of the tokens, which is as if it were cut.
+        With sequence parallelism a weight that is whole on every rank sees a part of the tokens, as if it were cut.
         """
         if self.adapters is None:
             return 0.0

@@ -96,7 +96,7 @@ class Candidates:
 
     layouts: tuple[LayoutsOf, ...]
     seconds: Array
-    """[candidate, job of the item]; what is taken over from a trained role comes over the faster link where it might."""
+    """[candidate, job of the item]; weights of a trained role come over the faster link where they might."""
     resident: Array
     """Bytes held all the time, [candidate]."""
     base: Array

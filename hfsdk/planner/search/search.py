@@ -99,7 +99,7 @@ class Search:
         return cls(spaces, Best(top, by_placement))
 
     def again(self, tables: Tables) -> Search:
-        """Prepare a search for what is faster than this one's plans with the sizes that all roles leave, by other tables."""
+        """Prepare a search by other tables, with the sizes that all roles leave, for plans faster than this one's."""
         timed = {key: solution.timed() for key, solution in self.best.by_key.items()}
         return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, by_key=timed))
 
@@ -185,7 +185,7 @@ class Search:
     # -- branch and bound
 
     def _branch(self) -> None:
-        """Split the boxes with the least bounds of all spaces, until none is below what is known already."""
+        """Split the boxes with the least bounds of all spaces, until no bound is below the best plans so far."""
         fronts = [self._front(space) for space in self.spaces]
         while True:
             # Proving the runners-up takes most of a large search; beyond this many bounds only the best plan is proven.
@@ -232,7 +232,7 @@ class Search:
 
     @property
     def shortened(self) -> str:
-        """The sentence on what is not proven because the search ended early; empty where it did not."""
+        """The sentence that says what an early end left unproven; empty where the search ran to its end."""
         if np.isfinite(self.least_left):
             gap = 1 - self.least_left / min(solution.seconds for solution in self.best.by_key.values())
             return f" Ended early: a plan that was not looked at could be faster by at most {gap:.1%}."

@@ -173,7 +173,7 @@ class Best:
     by_key: dict[Hashable, Solution] = field(default_factory=dict)
 
     def key(self, leaf: Leaf) -> Hashable:
-        """Return what a placement counts as: it and what is alike compete for one rank."""
+        """Return the key under which a placement competes: those that are alike share one."""
         arrangement = leaf.space.arrangements[leaf.arrangement]
         grouping = leaf.space.mode.shadows, leaf.space.groupings[arrangement.grouping]
         return (*grouping, arrangement.kinds, leaf.sizes) if self.by_placement else grouping

@@ -239,7 +239,7 @@ class _UnderWay:
         self._rows: list[PendingResponse] = []
 
     def fill(self) -> None:
-        """Begin new prompts in place of those that were taken; what is there by now an older policy wrote."""
+        """Begin new prompts in place of those that were taken; an older policy wrote the responses so far."""
         for row in self._rows:
             row.stale = row.done
         new = max(0, self._most - len({row.group for row in self._rows}))

@@ -53,7 +53,7 @@ class ClipView(TypedDict):
     """Tokens without a finite ratio or advantage; they are not counted."""
     merged: bool
     span: float
-    """The histogram reaches from ``exp(-span)`` to ``exp(span)``; what is beyond stands in the outermost bins."""
+    """The histogram reaches from ``exp(-span)`` to ``exp(span)``; tokens beyond stand in the outermost bins."""
     groups: dict[str, str]
     """``log_ratio``; ``positive``, ``negative`` and ``zero``: tokens by the sign of A; ``positive_mass``, ``negative_mass``:
     their summed |A|."""

@@ -33,7 +33,7 @@ MOST_TEXT = 600
 
 
 class FindingView(TypedDict):
-    """One finding: what is wrong, or worth to know."""
+    """One finding: a mistake, or something worth knowing."""
 
     kind: str
     css: str

@@ -261,7 +261,7 @@ def _together(matrix: Sequence[Sequence[int]], bucket: Sequence[int], count: int
 
 
 def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int, proofs: _Proofs) -> list[ParameterView]:
-    """Return the two-dimensional parameters of the rollout: of the first layer, and what is in none."""
+    """Return the two-dimensional parameters of the rollout: of the first layer, and those outside of layers."""
     parameters = []
     for section in _first_sections(plan):
         moves: dict[str, list[Move]] = defaultdict(list)
@@ -286,7 +286,7 @@ def _short(name: str) -> str:
 
 
 def _boxes_by_rank(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
-    """Return the boxes every rank starts from, of one layer or of what is in none."""
+    """Return the boxes every rank starts from, of one layer or of the tensors outside of layers."""
     by_place: dict[tuple[int, int], list[Box]] = {}
     by_rank = {}
     for rank in range(plan.num_ranks):

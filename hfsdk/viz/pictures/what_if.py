@@ -91,7 +91,7 @@ class WhatIfPicture(Picture):
     name = "what_if"
 
     def to_text(self) -> str:
-        """Return what is asked for and the plan."""
+        """Return the question and its plan."""
         return "\n".join([*self._setting_lines(), PlanPicture(self.view["plan"]).to_text()])
 
     def _setting_lines(self) -> list[str]:
