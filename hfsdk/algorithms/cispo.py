@@ -24,7 +24,7 @@ class CISPOLoss(PolicyLoss):
     """``-sg[clip(r, 1 - clip, 1 + clip_high)] A log pi`` per token (eq. 4 and 5)."""
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does; a clipped token keeps its gradient, at the bound's weight."""
+        """Return the same as `PolicyLoss.surrogate`; a clipped token keeps its gradient, at the bound's weight."""
         import torch
 
         from hfsdk.algorithms import rlmath

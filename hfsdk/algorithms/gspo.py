@@ -28,7 +28,7 @@ class GSPOLoss(PolicyLoss):
     """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does, of ``s_t = sg[s] * pi(y_t) / sg[pi(y_t)]`` (eq. 14), shape [T]."""
+        """Return the same as `PolicyLoss.surrogate`, of ``s_t = sg[s] * pi(y_t) / sg[pi(y_t)]`` (eq. 14), shape [T]."""
         from hfsdk.algorithms import rlmath
 
         sequence_T = b.expand(b.segment_mean(out.log_probs.detach() - b["old_log_probs"]))

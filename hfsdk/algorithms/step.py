@@ -64,7 +64,7 @@ class Step:
 @documented
 @dataclass(frozen=True)
 class SafeStep(Step):
-    """A step with what Safe-RLHF has besides."""
+    """A step with the numbers that Safe-RLHF has besides."""
 
     cost_critic: Metrics
     """Metrics of the cost critic's update."""

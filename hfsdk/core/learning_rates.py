@@ -89,6 +89,6 @@ def suggested_rate(num_parameters: int, learns: str) -> SuggestedRate:
 
 
 def what_is_learned(loss: object, kind: str) -> str:
-    """Return the key of `RATES` for a loss: what it says of itself (``learns``), or what a role of this kind learns."""
+    """Return the key of `RATES` for a loss: its own ``learns``, or that of a role of this kind."""
     learns = getattr(loss, "learns", "")
     return learns if isinstance(learns, str) and learns in RATES else LEARNS[kind]

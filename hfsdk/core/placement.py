@@ -268,7 +268,7 @@ def is_shadow(name: str) -> bool:
 
 
 def _separated(roles: Sequence[str], num_devices: int) -> list[list[str]]:
-    """Group roles for ``separation``: apart as far as the devices go, what trains never with what generates or infers."""
+    """Group roles for ``separation``: apart as far as the devices go, training ones never with generating or inferring ones."""
     trained = [[r] for r in ("actor", "critic") if r in roles]
     shadows = [[f"{r}.{ending}"] for r, ending in (("actor", "rollout"), ("critic", "inference")) if r in roles]
     frozen = [[r] for r in roles if r not in ("actor", "critic")]

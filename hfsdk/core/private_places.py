@@ -20,11 +20,11 @@ from pathlib import Path
 from hfsdk.core.errors import PlacementError
 
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
-"""Variables that say where a library keeps what it compiled, with the folder of each."""
+"""Variables that say where a library keeps its compiled code, with the folder of each."""
 
 
 def in_use(place: Path) -> dict[str, str]:
-    """Return what the environment of a session's process lacks to keep out of places that others share.
+    """Return the variables that a session's process lacks to keep out of places that others share.
 
     Args:
         place: a folder that this user alone can open.

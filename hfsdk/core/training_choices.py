@@ -30,7 +30,7 @@ class TrainingChoices:
 
 
 def choose_training(*, on_cpu: bool, tp: int, dp: int) -> TrainingChoices:
-    """Return what a layout's trainers do on processors or on accelerators. Pure.
+    """Return the choices of a layout's trainers on processors or on accelerators. Pure.
 
     Args:
         on_cpu: whether tensors are in the memory of processors.

@@ -171,7 +171,7 @@ def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) 
 
 
 def has_file(folder: str | Path, name: str) -> bool:
-    """Whether a folder has something of this name, whatever it is: opening it says what is wrong with it."""
+    """Whether a folder has anything of this name: opening it tells whether it can be read."""
     return os.path.lexists(os.path.join(folder, name))
 
 
@@ -270,7 +270,7 @@ def _place(folder: str, name: str) -> tuple[str, str]:
 
 @contextmanager
 def _telling(folder: str | Path, name: str, error: type[HfsdkError]) -> Iterator[None]:
-    """Tell what is wrong with a file in one sentence that names it."""
+    """Raise a file's problem as one sentence that names the file."""
     try:
         yield
     except _RefusedError as problem:
@@ -283,12 +283,12 @@ def _telling(folder: str | Path, name: str, error: type[HfsdkError]) -> Iterator
 
 
 def where(folder: str | Path, name: str) -> str:
-    """Return a file's path for a message; what a stranger wrote into its name gives a terminal no orders."""
+    """Return a file's path for a message; a name from a stranger gives a terminal no orders."""
     return f"{folder}/{name}" if name.isprintable() and len(name) < 200 else f"{folder}/{shown(name)}"
 
 
 def shown_reason(problem: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's text in one line."""
     return shown_text(str(problem)) or type(problem).__name__
 
 
@@ -306,7 +306,7 @@ def most_bytes_of(name: str) -> int:
 
 
 def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
-    """Return what JSON says.
+    """Return the value of JSON text.
 
     Args:
         content: the text, in UTF-8.

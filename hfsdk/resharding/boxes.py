@@ -118,7 +118,7 @@ def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int =
 
 
 def megatron_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
-    """Return what a Megatron rank holds before and after its layers: embedding; last norm and head.
+    """Return the boxes that a Megatron rank holds before and after its layers: embedding; last norm and head.
 
     A tied embedding is on the first and on the last stage, there under the name of the head. Adapters stand in layers only.
     """
@@ -190,7 +190,7 @@ def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
 
 
 def vllm_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
-    """Return what a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
+    """Return the boxes that a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
     if isinstance(spec, AdapterSpec):
         return [], []
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"

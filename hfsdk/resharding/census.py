@@ -1,4 +1,4 @@
-"""``Census``: the weights that are on each rank of a role at one moment, next to what its plan says."""
+"""``Census``: the weights that are on each rank of a role at one moment, next to those of its plan."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ BATCH = 4096
 """Boxes that are split at once."""
 
 MOST_FOR_ALL, MOST_FOR_BEST = (60_000, 4_000), (300_000, 12_000)
-"""Boxes bounded and placements looked at: beyond the first only what could be the very best plan is looked for, at the second the
+"""Boxes bounded and placements looked at: beyond the first only plans that could be the very best are looked for, at the second the
 search ends. Thousands of devices for little work leave many plans within a fraction of a per cent."""
 
 FAMILY = (
@@ -62,7 +62,7 @@ FROM_MEMORY = (
 
 @dataclass(eq=False)
 class Search:
-    """One search: its spaces, what it found, and how much it looked at."""
+    """One search: its spaces, its best plans, and how much it looked at."""
 
     spaces: list[Space]
     best: Best
@@ -104,7 +104,7 @@ class Search:
         return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, by_key=timed))
 
     def prepare(self) -> None:
-        """Predict what every layout takes; :meth:`run` would, and this notes the seconds."""
+        """Predict the seconds of every layout; :meth:`run` would, and this notes how long it takes."""
         began = time.perf_counter()
         for space in self.spaces:
             _ = space.least
@@ -271,7 +271,7 @@ class Search:
         return bound
 
     def _tighten(self, space: Space, which: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-        """Leave out boxes without room for their least sizes, and lower the largest sizes to what the others leave."""
+        """Leave out boxes without room for their least sizes, and lower the largest sizes to those that the others leave."""
         rows, hosts, kinds = space.rows[which], space.hosts[which], space.kind_of[which]
         least = space.sizes[rows, low]
         keep = (low <= high).all(1)

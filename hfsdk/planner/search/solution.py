@@ -55,7 +55,7 @@ class Solution:
         )  # fmt: skip
 
     def held_on(self, block: int) -> dict[str, MemoryEstimate]:
-        """Return what the items of a block ask of each of its devices, each frozen base once."""
+        """Return the bytes that the items of a block ask of each of its devices, each frozen base once."""
         leaf, tables = self.leaf, self.leaf.space.tables
         kind, size = leaf.kind(block), leaf.num_devices(block)
         own_items = {self.items[i].name: (self.items[i], self.layouts[i]) for i in leaf.blocks[block]}
