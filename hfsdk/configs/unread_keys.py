@@ -1,4 +1,4 @@
-"""Keys that nobody read, and what they could change: nothing, how the model learns, memory, seconds, or every number.
+"""Keys that nobody read, and the numbers that they could change: none, how the model learns, memory, seconds, or every number.
 
 A number is given only where no key that was given and not read could change it. Which could is a table of each system,
 ``keys/NAME_unread.txt``: sections of patterns of keys, ``"*"`` for any text, ``"=value"`` for one value. Of several that match, one
@@ -39,7 +39,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class Pattern:
-    """Keys, or keys of one value, and what they could change."""
+    """Keys, or keys of one value, and the numbers that they could change."""
 
     of_keys: re.Pattern[str]
     value: str | None
@@ -99,7 +99,7 @@ def is_environment(key: str) -> bool:
 
 
 def could_change(system: str, key: str, value: Any) -> tuple[tuple[str, ...], str]:
-    """Return what a key that is not read could change, and where it comes from in words."""
+    """Return the numbers that a key that is not read could change, and where it comes from in words."""
     tables, plain = _table(system), key.split("@")[0]
     earlier = _matching(tables["earlier"], plain, value)
     if is_environment(plain):
@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """The keys of a configuration that were not read, and what is not given for them."""
+    """The keys of a configuration that were not read, and the numbers that are not given because of them."""
 
     said: Mapping[str, str]
     """Key -> the note on it."""

@@ -191,7 +191,7 @@ OLD_CRITIC = "critic.model.fsdp_config."
 """How keys of the critic's FSDP begin up to 0.7."""
 
 MISSING = "???"
-"""hydra's sign for what has to be given yet."""
+"""hydra's sign for a value that has to be given yet."""
 
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 

@@ -1,4 +1,4 @@
-"""``hf.doctor()``: what this machine has and lacks for hfsdk, and what its processes listen on."""
+"""``hf.doctor()``: the parts that hfsdk needs and this machine has or lacks, and the ports that its processes listen on."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Picture:
         raise NotImplementedError
 
     def to_svg(self) -> str:
-        """Return the picture as one static SVG document: what its module renders, laid out on paper.
+        """Return the picture as one static SVG document: its module's rendering, laid out on paper.
 
         Raises:
             ModuleNotFoundError: quickjs-ng is not installed.
@@ -229,7 +229,7 @@ class Picture:
 
     @checked
     def save(self, path: str | Path) -> Path:
-        """Write the picture as what the file's name ends with: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
+        """Write the picture in the format of the file's ending: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
 
         Raises:
             OptionError: another ending, or ``path`` is no path.

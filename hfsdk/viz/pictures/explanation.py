@@ -1,4 +1,4 @@
-"""The picture of an explained configuration: what is wrong, its batches, memory by phase, and a simulated step.
+"""The picture of an explained configuration: its mistakes, its batches, memory by phase, and a simulated step.
 
 ::
 

@@ -425,7 +425,7 @@ class ParameterPicture(Picture):
         return html_page(self.view["title"], self.placeholder()) if full else self.placeholder()
 
     def to_svg(self) -> str:
-        """Draw two columns a rank: before and after; what comes from another rank is outlined in red and hatched."""
+        """Draw two columns a rank: before and after; parts from another rank are outlined in red and hatched."""
         self._hatch = Hatches()
         boxes = [box for rank in self.view["ranks"] for box in (*rank["before"], *rank["after"])]
         names, by_columns = sorted({box["tensor"] for box in boxes}), any(box["place"].startswith(":") for box in boxes)

@@ -1,4 +1,4 @@
-"""The timeline picture: when what ran.
+"""The timeline picture: calls and spans over time.
 
 ::
 
