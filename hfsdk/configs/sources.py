@@ -242,7 +242,7 @@ def _read(path: Path) -> str:
 
 
 def _inherited(path: Path, text: str, read: list[Path]) -> Mapping[str, Any]:
-    """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` has those read so far."""
+    """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` has those read."""
     content = _yaml(path, text)
     parents = content.get("defaults")
     if isinstance(parents, list) and all(isinstance(parent, str) and parent.endswith((".yaml", ".yml")) for parent in parents):

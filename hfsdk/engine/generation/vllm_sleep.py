@@ -29,11 +29,11 @@ STEPS: dict[tuple[str, str], str] = {
     ("asleep", "filling"): "weights", ("filling", "filling"): "", ("awake", "filling"): "",
     ("filling", "awake"): "kv_cache", ("awake", "awake"): "",
 }  # fmt: skip
-"""(state, target) -> what vLLM is told: to sleep, to wake the memory of this name, or nothing."""
+"""(state, target) -> the order to vLLM: to sleep, to wake the memory of this name, or nothing."""
 
 
 def step(state: str, target: str) -> str:
-    """Return what vLLM is told so that it reaches the state ``target``, ``""`` for nothing.
+    """Return the order by which vLLM reaches the state ``target``, ``""`` for none.
 
     Raises:
         RuntimeError: it cannot be reached from this state in one step.
@@ -154,7 +154,7 @@ class VllmSleep:
         core.resume_scheduler()
 
     def drop(self) -> None:
-        """Have the worker unmap the weights; what was never mapped is passed over."""
+        """Have the worker unmap the weights; those that were never mapped are passed over."""
         self._engine.collective_rpc("discard", args=(("weights",),))
 
     def free_bytes(self) -> int:

@@ -28,7 +28,7 @@ has no gradient."""
 
 
 def environment(deterministic: bool) -> dict[str, str]:
-    """Return what a worker process must have in its environment before it uses its GPU; nothing where there is none."""
+    """Return the variables that a worker process must have before it uses its GPU; none where there is no GPU."""
     if not deterministic or not has_driver():
         return {}
     return {

@@ -284,7 +284,7 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
         return [other for other in others if not hmac.compare_digest(bytes(buffers[other].tolist()), wanted[other])]
 
     def proofs(words: str) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what this rank says to each other, and each other to this one."""
+        """Return the bytes that this rank sends to each other, and each other to this one."""
 
         def of(sender: int, reader: int) -> bytes:
             return hmac.digest(key, f"{words}: rank {sender} of {size} to {reader}".encode(), "sha256")

@@ -26,7 +26,7 @@ SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
 
 HEADROOM_BYTES = 256 * 2**20
-"""Bytes that are left out of that share of free memory: what a process takes between our look and vLLM's."""
+"""Bytes that are left out of that share of free memory: a process may take them between our look and vLLM's."""
 
 
 def has_driver() -> bool:

@@ -48,10 +48,10 @@ class Collector(ModuleType):
         return getattr(gc, name)
 
     def freeze(self) -> None:
-        """Do nothing: what the caller made would never be collected."""
+        """Do nothing: the caller's objects would never be collected."""
 
     def unfreeze(self) -> None:
-        """Do nothing: what was imported stays frozen."""
+        """Do nothing: imported objects stay frozen."""
 
 
 def keep_frozen(*modules: str) -> None:

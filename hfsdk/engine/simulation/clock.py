@@ -102,7 +102,7 @@ class _Replay:
         self._now = 0.0
 
     def goes_on(self) -> bool:
-        """Start what may start now and go to the next event; return whether there is one."""
+        """Start the calls that may start now and go to the next event; return whether there is one."""
         while self._start():
             pass
         if not self._running and not self._waiting:

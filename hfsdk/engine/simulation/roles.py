@@ -132,7 +132,7 @@ class DeviceBytes:
         self._by_state.clear()
 
     def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, PredictedBytes]:
-        """Return what every device of a pool holds after a call of one of these roles."""
+        """Return the bytes that every device of a pool holds after a call of one of these roles."""
         estimated = [state for state in roles if state.estimate is not None]
         key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in estimated))
         if key not in self._by_state:
@@ -149,7 +149,7 @@ class DeviceBytes:
 
 
 def _predicted_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
-    """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
+    """Add up the bytes that roles hold on a device, moments only once there are some, and those that a call needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})
     for state in roles:

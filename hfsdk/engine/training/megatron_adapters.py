@@ -104,7 +104,7 @@ class Adapter(torch.nn.Module):
 
 
 class _AddProduct(torch.autograd.Function):
-    """y += s h b^T in place: nobody else has the output of a linear whose weight is frozen, and a copy is as large as what it adds.
+    """y += s h b^T in place: nobody else has the output of a linear whose weight is frozen, and a copy is as large as the sum.
 
     With g = dL/dy: dh = s g b, db = s g^T h, and y's own gradient is g.
     """

@@ -137,7 +137,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
 def optimized(
     model: torch.nn.Module, optimizer: MegatronOptimizer
 ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor, dict[str, torch.Tensor], slice]]:
-    """Yield what this rank optimizes: (name, parameter, float32 tensor, its AdamW state, which elements of the parameter)."""
+    """Yield this rank's optimized parameters: (name, parameter, float32 tensor, its AdamW state, elements of the parameter)."""
     if not isinstance(optimizer, DistributedOptimizer):
         for name, parameter in megatron_adapters.trained(model):
             main = getattr(parameter, "main_param", parameter)

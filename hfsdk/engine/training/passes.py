@@ -1,4 +1,4 @@
-"""Micro-batches through a role's model, with safe points: what inference passes return, and losses with their gradient."""
+"""Micro-batches through a role's model, with safe points: the results of inference passes, and losses with their gradient."""
 
 from __future__ import annotations
 
@@ -465,7 +465,7 @@ class Overlap:
         self._armed = True
 
     def start_rest(self) -> None:
-        """Start the buckets that no backward pass of this rank has filled; what ranks say to each other afterwards comes behind."""
+        """Start the buckets that no backward pass of this rank has filled; later messages between ranks come behind."""
         self._armed = False
         self._start(len(self._missing))
 

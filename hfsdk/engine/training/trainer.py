@@ -295,7 +295,7 @@ class Trainer:
         return megatron_folder.gather_full(self.model, self.spec, self.groups, merge=merge)
 
     def save_folder(self, folder: str | Path, *, merge: bool = True) -> list[str]:
-        """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return what rank 0 left out."""
+        """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return rank 0's notes."""
         return megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role, merge=merge)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
@@ -319,7 +319,7 @@ class Trainer:
             return self.shares.read(str(self.mesh), self.num_updates)
 
     def blank_share(self, summary: Summary, device: str = "cpu") -> StateShare:
-        """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
+        """Return a share for :meth:`take_share`, all zero, to be filled with a state that any layout saved."""
         kinds = summary.kinds if self._optimizer is not None else ()
         return StateShare.blank(str(self.mesh), self.groups.rank, summary, self.shares.strips(kinds), device)
 
@@ -331,7 +331,7 @@ class Trainer:
 
     @contextmanager
     def taking_share(self, summary: Summary) -> Iterator[StateShare]:
-        """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
+        """Have this rank's share where it lies, to be written; then every rank gets the parts that it needs. Collective over dp.
 
         A state of which a part was written is of no use.
         """
@@ -346,7 +346,7 @@ class Trainer:
         self.num_updates = summary.num_updates
 
     def take_share(self, share: StateShare) -> None:
-        """Restore what :meth:`share` returned on every rank, bit for bit.
+        """Restore the share that :meth:`share` returned on every rank, bit for bit.
 
         Raises:
             CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
@@ -361,7 +361,7 @@ class Trainer:
         self.num_updates = share.summary.num_updates
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
+        """Return the bytes that this rank's device holds now, of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
         return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self.frozen)
 
     def offloaded_bytes(self) -> int:

@@ -123,7 +123,7 @@ class Strips:
         return joined
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, on a device, what rows are multiplied by (lanes, rows), and where each box's begin and end."""
+        """Return, on a device, the factors of rows (lanes, rows), and where each box's rows begin and end."""
         if str(device) not in self._there:
             most = int(self._rows.max()) + 1
             of_rows = _odd("row", 0, most, device)[:, torch.from_numpy(self._rows).to(device)]
@@ -251,7 +251,7 @@ _of_witness: WeakKeyDictionary[Witness, tuple[Strips, Strips]] = WeakKeyDictiona
 
 
 def _strips(witness: Witness) -> tuple[Strips, Strips]:
-    """Return what a rank gives and what it takes."""
+    """Return the boxes that a rank gives, and those it takes."""
     if witness not in _of_witness:
         gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
         _of_witness[witness] = Strips(gives), Strips(_boxes_of(witness.takes))
@@ -278,7 +278,7 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf)
 def compared(
     witness: Witness, targets: Mapping[str, Tensor], given_sums: Given, num_ranks: int, hidden: Container[str] = ()
 ) -> Proof:
-    """Compare what this rank has taken with what left.
+    """Compare the boxes that this rank has taken with those that left.
 
     Args:
         witness: the fingerprints that it takes.

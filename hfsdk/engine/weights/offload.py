@@ -103,7 +103,7 @@ class CopyLane:
 
     @contextmanager
     def copies(self) -> Iterator[None]:
-        """Run the copies made inside after all that was launched before: it wrote what leaves, or had the memory that is filled."""
+        """Run the copies made inside after earlier kernels, which wrote the leaving tensors or used the memory to be filled."""
         # Without this wait a copy could read what a kernel has not written yet.
         self._stream.wait_stream(self._streams.current_stream())
         try:

@@ -188,7 +188,7 @@ class Residency:
     # ---- storages
 
     def _give_up(self, names: Sequence[str]) -> None:
-        """Empty a storage of the trainer's; what the rollout does not take of it is put aside first."""
+        """Empty a storage of the trainer's; parts that the rollout does not take are put aside first."""
         aside = []
         for name in names:
             for start, size in self._left.get(name, ()):

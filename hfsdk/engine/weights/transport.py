@@ -1,4 +1,4 @@
-"""Executes a ``ReshardPlan``: copies what a rank has, exchanges the rest in rounds, counts the bytes.
+"""Executes a ``ReshardPlan``: copies a rank's own parts, exchanges the rest in rounds, counts the bytes.
 
 Two rounds are under way at any time; what a rank copies from its own shard it copies while they travel::
 
@@ -123,7 +123,7 @@ def _device_of(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> 
 
 
 def problem(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> RuntimeError | None:
-    """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
+    """Return the error that keeps a plan from being carried out with these tensors; ``None`` without one."""
     return _problem(ends_in(plan, rank), plan.dtype, plan, rank, sources, targets)
 
 
@@ -171,7 +171,7 @@ class _Run:
         self.received: dict[int, int] = defaultdict(int)
 
     def report(self, num_ranks: int, seconds: float) -> TransportReport:
-        """Return what was counted."""
+        """Return the counts as a report."""
         size, by_rank = self.dtype.itemsize, tuple(self.received.get(peer, 0) for peer in range(num_ranks))
         return TransportReport(self.sent, sum(by_rank), self.copied * size, self.shared_numel * size, by_rank, seconds)
 
@@ -192,7 +192,7 @@ class _Run:
             finish()
 
     def _post(self, step: Round) -> Callable[[], None]:
-        """Start a round's transfers; the returned function waits for them and puts what came in its place."""
+        """Start a round's transfers; the returned function waits for them and puts the received parts in their places."""
         operations: list[dist.P2POp] = []
         incoming: list[tuple[PeerMessage, Tensor]] = []
         for message in step.sends:

@@ -1,4 +1,4 @@
-"""The rounds in which a rank carries a plan out: what it sends, receives and copies in each, cut to buckets."""
+"""The rounds in which a rank carries a plan out: the parts that it sends, receives and copies in each, cut to buckets."""
 
 from __future__ import annotations
 
