@@ -1,6 +1,6 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585): the weight of a token is clipped, not its update, so that every token has a gradient.
 
-The step is GRPO's; the loss is REINFORCE's times the ratio, clipped and without a gradient of its own. PPO's clip takes the
+The step is GRPO's; the loss is REINFORCE's times the ratio, clipped and without its own gradient. PPO's clip takes the
 gradient of rare tokens that the update makes much likelier ("However", "Wait"), which then are never learned after the first of
 several updates.
 """

@@ -201,7 +201,7 @@ class FolderTokenizer:
         return self._answer(lambda core: cast("int | None", core.token_to_id(token)))
 
     def _answer(self, ask: Callable[[Any], T]) -> T:
-        """Ask the core something; an error of its own, a panic of Rust's too, is damage of the file it comes from.
+        """Ask the core something; its own error, a panic of Rust's too, is damage of the file it comes from.
 
         Raises:
             ModelNotFoundError: it failed at a text or at tokens that are such.

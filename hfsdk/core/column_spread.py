@@ -47,7 +47,7 @@ def _spread(column: Any) -> Spread | None:
     lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
     samples = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    # Unscored samples are a NaN of their own on purpose and must not be reported as bad.
+    # Unscored samples are their own NaN on purpose and must not be reported as bad.
     finite = np.isfinite(values) | is_unscored(values)
     sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     top = int(sizes.argmax())

@@ -102,7 +102,7 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
 
 
 def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
-    """Check that a system message that stands in a column of its own is in the conversation.
+    """Check that a system message that stands in its own column is in the conversation.
 
     Args:
         said: the column's value in this row; ``None`` without one.

@@ -167,7 +167,7 @@ class Texts:
         same = common_beginning(start, both)
         if same == len(start) or cut_back:
             return both[:same], both[same:]
-        # The last token of the prompt goes on into the response; what was generated began with a token of its own, so the response
+        # The last token of the prompt goes on into the response; what was generated began with its own token, so the response
         # is encoded alone.
         alone = self._codec.plain(response)
         if self._codec.decode(start + alone) != self._codec.decode(start) + response:  # it puts a space before a first word

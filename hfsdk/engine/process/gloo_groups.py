@@ -1,6 +1,6 @@
 """How this process's gloo groups are made: they share a thread that looks for messages, and nobody else gets into one.
 
-*One thread.* Gloo gives each group a device of its own, and each device a thread that wakes up a hundred times a second. A role has
+*One thread.* Gloo gives each group its own device, and each device a thread that wakes up a hundred times a second. A role has
 up to seven groups and vLLM makes more, so that a worker at rest would be kept busy by them. Groups on the same interface share a
 device here; what they send and receive is the same.
 

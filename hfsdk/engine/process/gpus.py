@@ -112,7 +112,7 @@ def sleeps(device_type: str, *, trained: bool, pool_is_free: bool) -> bool:
     Args:
         device_type: ``"cpu"`` or ``"cuda"``; vLLM sleeps on the latter alone.
         trained: whether its weights come from a trainer in this process, so that they are there again whenever it wakes. A rollout
-            in a pool of its own keeps what other ranks have sent it.
+            in its own pool keeps what other ranks have sent it.
         pool_is_free: whether no other engine of this process has the memory that vLLM can give up: one may.
     """
     return device_type == "cuda" and trained and pool_is_free

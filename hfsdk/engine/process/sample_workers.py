@@ -181,7 +181,7 @@ class SampleWorkers:
 
 
 def _start(shipped: Shipped) -> _Worker:
-    """Start a process, in a session of its own: a Ctrl-C in a terminal does not reach it, and it can be ended with its children."""
+    """Start a process, in its own session: a Ctrl-C in a terminal does not reach it, and it can be ended with its children."""
     ours, theirs = socket.socketpair()
     traces, write_traces = os.pipe()
     descriptors = map(str, (theirs.fileno(), write_traces, os.getpid()))

@@ -1,4 +1,4 @@
-"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in a process of their own.
+"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in their own process.
 
 Nothing here knows Ray; the runtime decides where it runs and kills it when it takes too long.
 """

@@ -118,7 +118,7 @@ _writing, _writers = threading.Lock(), [0]
 
 @contextlib.contextmanager
 def one_checksum() -> Iterator[None]:
-    """Keep torch from counting a checksum of its own, which nobody reads and which takes as long as ours; any number of threads."""
+    """Keep torch from counting its own checksum, which nobody reads and which takes as long as ours; any number of threads."""
     with _writing:
         _writers[0] += 1
         torch.serialization.set_crc32_options(False)

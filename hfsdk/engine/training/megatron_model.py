@@ -143,7 +143,7 @@ class SelectiveGPTModel(GPTModel):
         hidden_NH = hidden.squeeze(1).index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
-        return out.squeeze(1)  # a place of its own for the gradient, as an index has, would be as large as the logits
+        return out.squeeze(1)  # its own place for the gradient, as an index has, would be as large as the logits
 
 
 RECOMPUTE: dict[str, dict[str, Any]] = {

@@ -38,7 +38,7 @@ class Inventory:
 
     summary: Summary
     boxes: Mapping[str, tuple[Box, ...]]
-    """The boxes by dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
+    """The boxes by dtype; a box's tensor is ``"kind name"``, and each has its own local tensor."""
 
 
 def inventory(share: StateShare, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:

@@ -11,7 +11,7 @@ AdamW during the step alone; between them roles that share a device can have tha
 A tensor keeps its identity: only its storage is emptied and filled again, so parameters, views and optimizers need not know.
 Without CUDA the host's memory is the device's: everything happens as it would, and nothing is saved.
 
-On a GPU the host's memory is pinned, and kept for the next round. Copies run on a stream of their own, so that neither the host nor
+On a GPU the host's memory is pinned, and kept for the next round. Copies run on their own stream, so that neither the host nor
 the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels during the passes, what leaves does so during the
 call after::
 
@@ -90,7 +90,7 @@ class HostMemory:
 
 
 class CopyLane:
-    """The stream for copies between host and device: on a GPU one of their own; on a processor they run at once.
+    """The stream for copies between host and device: on a GPU a separate one; on a processor they run at once.
 
     Args:
         streams: torch's module of the device's streams: ``torch.cuda``, or ``torch.cpu``, whose streams do nothing.

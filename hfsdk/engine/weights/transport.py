@@ -6,7 +6,7 @@ Two rounds are under way at any time; what a rank copies from its own shard it c
     round 1                 pack -> isend/irecv .............. wait -> unpack -> ...
     copies           q0 -> qkv_proj      k0 -> qkv_proj      gate0 -> gate_up_proj ...
 
-A large piece is a message of its own and travels from tensor to tensor without a buffer wherever it is contiguous there; small ones
+A large piece is a separate message and travels from tensor to tensor without a buffer wherever it is contiguous there; small ones
 share a message. All ranks cut the rounds from the plan alone, so nothing but weights travels.
 """
 

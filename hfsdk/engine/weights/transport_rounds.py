@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 OWN_MESSAGE_BYTES = 64 * 2**10
-"""Bytes from which on a piece is a message of its own."""
+"""Bytes from which on a piece is a separate message."""
 
 Slices = tuple[slice, ...]
 
@@ -173,7 +173,7 @@ def _cut(moves: list[Move], limit: int) -> list[list[Move]]:
         first = 0
         while first < move.size[0]:
             fits = room // row
-            # A row wider than the limit gets a part of its own: it cannot be cut further.
+            # A row wider than the limit gets its own part: it cannot be cut further.
             if fits == 0 and parts[-1]:
                 parts.append([])
                 room = limit

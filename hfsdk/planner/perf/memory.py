@@ -9,7 +9,7 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     with LoRA          4 or 2 weights of a frozen base, and its adapters (and a scalar head) as above
 
 Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk.core.frozen_bases`): here it counts for one of
-them. A rollout has a base of its own, and room for one adapter of a padded rank.
+them. A rollout has its own base, and room for one adapter of a padded rank.
 
 A part that is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
 rollout that shares a device with its trainer sleeps: its weights and cache are there while it generates, and not while a trainer

@@ -83,7 +83,7 @@ class PerfModel:
     activation_bytes: NonNegative = 60.0
     """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
     fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
-    is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
+    is written and nearly all are read once. Three times that where each operation is a separate kernel."""
     layer_s: NonNegative = 15e-6
     """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
     launch_s: NonNegative = 4e-4

@@ -66,7 +66,7 @@ class ClusterCache:
     """Kinds whose nodes have a bridge between two halves, which each layout crosses in its own way."""
     numbers: Iterator[int] = field(default_factory=count)
     likes: dict[tuple[RoleSpec, int], int] = field(default_factory=dict)
-    """Each role, with its long row, has a number of its own, also while a what-if's thread and a cell search at the same time."""
+    """Each role, with its long row, has its own number, also while a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
     roles: dict[Any, RoleSpec] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)

@@ -96,7 +96,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Blocks of items (by number) that share devices, and the block that each lies on a part of (-1: a pool of its own)."""
+    """Blocks of items (by number) that share devices, and the block that each lies on a part of (-1: its own pool)."""
 
     blocks: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]

@@ -164,7 +164,7 @@ def grouping_names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[
 
 @dataclass(eq=False)
 class Best:
-    """The best plans so far, each of a kind of its own: of a grouping, or of a placement."""
+    """The best plans so far, each of its own kind: of a grouping, or of a placement."""
 
     top: int
     by_placement: bool = False

@@ -221,7 +221,7 @@ class TailCase:
         return self._costs_of(self.setup, self.devices)
 
     def alone(self, devices: int) -> tuple[TokenCosts, float]:
-        """Return a replica's costs in a pool of its own, and the seconds in which new weights get there from another pool."""
+        """Return a replica's costs in its own pool, and the seconds in which new weights get there from another pool."""
         declared = self.plan.roles[self.role.name].rollout_options
         setup = Setup.of(replace(self.role, train=None, rollout_options=declared), self.cluster, range(devices))
         received = setup.learned * setup.bytes_each / setup.rollout_tp

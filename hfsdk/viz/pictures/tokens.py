@@ -1,4 +1,4 @@
-"""The token picture: prompts and responses token by token, each token's box coloured by a number of its own.
+"""The token picture: prompts and responses token by token, each token's box coloured by its own number.
 
 ::
 

@@ -109,7 +109,7 @@ MOST_CHARS = 200
 
 
 class LiveWhatIf:
-    """The widget of one ``WhatIf``: a thread of its own answers the newest question, and draws the curve when none is asked.
+    """The widget of one ``WhatIf``: its own thread answers the newest question, and draws the curve when none is asked.
 
     Where no thread can be started, each question is answered as it comes.
 
