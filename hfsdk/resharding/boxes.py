@@ -345,6 +345,7 @@ def _around(start: Offsets, size: Offsets, hole_start: Offsets, hole_size: Offse
         low, high = max(first, core_start[dim]), min(first + count, core_start[dim] + core_size[dim])
         if low >= high:
             return [(start, size)]
+        # What lies before and behind the hole in this dimension is cut off whole; the next dimension cuts the rest.
         for at, n in ((core_start[dim], low - core_start[dim]), (high, core_start[dim] + core_size[dim] - high)):
             if n:
                 boxes.append(((*core_start[:dim], at, *core_start[dim + 1 :]), (*core_size[:dim], n, *core_size[dim + 1 :])))

@@ -112,6 +112,7 @@ def _count(present: Side, needed: Side, num_ranks: int) -> npt.NDArray[np.int64]
             counts[1, rank] += sum(box.numel for box in boxes)
             own = held_by.get(rank)
             if own is not None:
+                # Ranks of one side hold the same boxes, so their common elements are counted once for all of them.
                 if own not in in_common:
                     in_common[own] = _common(present[own][1], boxes)
                 counts[2, rank] += in_common[own]

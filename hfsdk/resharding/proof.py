@@ -103,6 +103,7 @@ class Witness:
         for move in moves:
             of_source = numbers[move.source]
             key = move.source_local, move.source_start, move.size
+            # A box that several ranks take has one number: it is summed once where it leaves.
             number = of_source.setdefault(key, len(of_source))
             stays = move.source == move.target == rank and move.target_local in shared
             if move.source == rank and not stays and number not in sent:

@@ -134,6 +134,7 @@ class DeviceBytes:
     def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, PredictedBytes]:
         """Return the bytes that every device of a pool holds after a call of one of these roles."""
         estimated = [state for state in roles if state.estimate is not None]
+        # Bytes change only by these; a step has many calls, and most come with a key that was seen.
         key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in estimated))
         if key not in self._by_state:
             groups: dict[tuple[str, ...], PredictedBytes] = {}
@@ -156,6 +157,8 @@ def _predicted_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_by
         estimate = state.estimate
         assert estimate is not None
         masters = 4 * (state.spec.dtype != "fp32")
+        # Masters are there from the start, moments only after the first step: of 4 + 8 bytes a parameter the 4, with fp32 weights
+        # none.
         made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
         weights = estimate.weights - (estimate.base if state.spec.name in elsewhere else 0)
         here = {

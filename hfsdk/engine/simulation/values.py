@@ -114,6 +114,7 @@ def store(call: Call, gathered: Sequence[tuple[int | None, Order, Array | None]]
             ragged = responses is not None and writes_per_token(call.method, column)
             lengths[column] = responses if ragged else None
             if ragged:
+                # Parts come by rank and not in row order: each writes its lengths at its own rows.
                 whole.setdefault(column, np.zeros(call.num_rows, dtype=np.int64))[order.rows] = responses
             count = int(responses.sum()) if ragged and responses is not None else len(order.rows)
             num_bytes += count * dtypes[column].itemsize

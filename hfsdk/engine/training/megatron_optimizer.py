@@ -115,6 +115,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
     Everything is summed over dp; norms of queries and keys, which see this rank's heads only, and with sequence parallelism all
     norms, over tp as well; tied embeddings over the first and last pipeline stage.
     """
+    # After a reduce-scatter each rank has the sum in its own shard alone; after an all-reduce all have all of it.
     if ddp.ddp_config.use_distributed_optimizer:
         for bucket in (bucket for buffer in ddp.buffers for bucket in buffer.buckets):
             for rank, shard in enumerate(bucket.grad_data.chunk(groups.dp_size)):

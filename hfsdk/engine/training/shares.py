@@ -150,6 +150,7 @@ class ShareOfModel:
         present = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
         odd = sorted(wanted ^ present, key=str)
         problem = f"{odd[0].kind} of {odd[0].local} {odd[0].shape}, numbers {odd[0].start}:{odd[0].stop}" if odd else ""
+        # All ranks must raise, or those without a problem would wait in the next collective for ever.
         problems = [text for text in self._groups.gather(problem, str) if text]
         if problems:
             raise CheckpointError(f"the state does not fit the model, e.g. {problems[0]}. It is a state of another model.")

@@ -98,6 +98,7 @@ class Trainer:
         has_head = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
         if role.adapters:
             has_head |= megatron_folder.load_adapters(self.model, groups, role.adapters)
+        # A critic's head begins at zero, so that its first values are no noise; a reward model's has to be drawn.
         if role.head == "scalar" and not has_head and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0

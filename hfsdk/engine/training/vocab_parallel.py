@@ -133,6 +133,7 @@ class _Chunked(torch.autograd.Function):
         if grad_log_probs_N is None and grad_entropy_N is None:
             return None, None, None, None, None, None, None
         real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
+        # Logits are the largest tensor of a pass: where nobody needs them any more the gradient takes their place.
         grad_NV = logits_NV if ctx.overwrite else torch.empty_like(logits_NV)
         grad_NV[:, real:] = 0
         scratch = _scratch(logits_NV, ctx.rows)

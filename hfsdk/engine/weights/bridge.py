@@ -115,6 +115,7 @@ class Route:
             planned = (plan.matrix[rank] + plan.matrix[:, rank]).tolist()
         else:
             nodes = (*trained.nodes, *shadow.nodes) or (0,) * num_ranks
+            # The scalar head is fp32 whatever the model is, so bytes are counted move by move.
             of_all = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
             moves = tuple(move for move in of_all if rank in (move.source, move.target))
             planned = [0] * num_ranks

@@ -144,6 +144,7 @@ def _batches(together: Mapping[Columns, Sequence[Rows]]) -> Iterable[list[Column
     for key, members in together.items():
         low, high = _rows_of(members)
         size, columns = (high - low) * key[3], key[3:]
+        # Copying a large strip next to others would cost more than the launches that it saves.
         if size > SMALL:
             yield [key]
             continue

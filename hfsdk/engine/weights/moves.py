@@ -76,6 +76,7 @@ def way_of_state(
         for move in moves:
             if rank in (move.source, move.target):
                 own_moves.append(move)
+                # The sum less this rank is the peer, whichever end this rank is; a move within the rank counts for itself.
                 planned[move.source + move.target - rank] += DTYPE_BYTES[dtype] * move.numel
     sides = [*((inventory, ()) for inventory in map(_boxes, sources)), *(((), inventory) for inventory in map(_boxes, targets))]
     witness = Witness([move for _, moves in parts for move in moves], rank, *sides[rank])

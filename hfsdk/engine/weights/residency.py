@@ -65,12 +65,14 @@ class Residency:
             and rollout[target].dtype == trainer[source].dtype
         }  # fmt: skip
         for target, source in self.shared.items():
+            # From here on both engines have one storage: whatever the trainer writes, the rollout reads.
             rollout[target].data = trainer[source].data
         self._rollout = dict(rollout)
         self._own = [move for move in plan.moves if move.source == move.target == rank and move.target_local not in self.shared]
         self._left = _left_over(plan, rank)
         self._aside: list[tuple[str, tuple[slice, ...], torch.Tensor]] = []
         self._bytes = {name: t.untyped_storage().nbytes() for name, t in (*self._rollout.items(), *trainer.items())}
+        # A role begins in training: the rollout's own storages are given up until the first generation.
         for name in self._rollout:
             self._empty_rollout(name)
 

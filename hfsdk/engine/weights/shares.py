@@ -139,6 +139,7 @@ def parts(share: StateShare, shard: Shard) -> Iterator[tuple[Strip, Box, torch.T
     for box in shard.boxes:
         by_local[box.local].append(box)
     for strip, values in share.content:
+        # A strip is cut by numbers, not by rows: it begins and ends within a row, and only rectangles are views.
         for start, size in rectangles(strip.start, strip.stop, strip.shape):
             here = Box("", start, size, strip.local, start)
             offset = math.prod(strip.shape[1:]) * start[0] + sum(start[1:]) - strip.start

@@ -235,6 +235,7 @@ def _mark(rounds: list[Round], sources: set[str]) -> None:
         last |= dict.fromkeys(read, number)
     for name, number in last.items():
         rounds[number].done.append(name)
+    # A source that no round reads would never be given up, and its memory never come back.
     assert set(last) == sources
 
 
