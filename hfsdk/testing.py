@@ -45,7 +45,7 @@ def assert_finite(what: Any) -> None:
 
 @checked
 def assert_invariants(metrics: Any, tolerance: NonNegative = 1e-4) -> None:
-    """Assert what must hold in the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
+    """Assert the invariants of the first mini-batch of an actor's update: ratio 1, approximate KL 0, nothing clipped.
 
     Args:
         metrics: the metrics that ``actor.update`` returned, a Step, or the rows.

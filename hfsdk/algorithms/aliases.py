@@ -115,7 +115,7 @@ def check_value(what: str, name: str, value: Any) -> None:
 
 
 def unknown_option(what: str, name: str, existing: Collection[str]) -> str:
-    """Return what to say of an option that does not exist.
+    """Return the message on an option that does not exist.
 
     Args:
         what: the algorithm, loss or function, as the user calls it.

@@ -1,6 +1,6 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585): the weight of a token is clipped, not its update, so that every token has a gradient.
 
-The step is GRPO's; the loss is REINFORCE's times the ratio, clipped and without a gradient of its own. PPO's clip takes the
+The step is GRPO's; the loss is REINFORCE's times the ratio, clipped and without its own gradient. PPO's clip takes the
 gradient of rare tokens that the update makes much likelier ("However", "Wait"), which then are never learned after the first of
 several updates.
 """
@@ -24,7 +24,7 @@ class CISPOLoss(PolicyLoss):
     """``-sg[clip(r, 1 - clip, 1 + clip_high)] A log pi`` per token (eq. 4 and 5)."""
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does; a clipped token keeps its gradient, at the bound's weight."""
+        """Return the same as `PolicyLoss.surrogate`; a clipped token keeps its gradient, at the bound's weight."""
         import torch
 
         from hfsdk.algorithms import rlmath

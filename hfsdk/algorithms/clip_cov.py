@@ -35,7 +35,7 @@ class ClipCovLoss(MarkedLoss):
     """PPO's loss, but 0 on the drawn tokens."""
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does."""
+        """Return the same as `PolicyLoss.surrogate`."""
         import torch
 
         loss_T, *others = super().surrogate(out, b)

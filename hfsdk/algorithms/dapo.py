@@ -2,7 +2,7 @@
 
 Clip-higher: the ratio may rise by ``clip_high`` = 0.28 and fall by ``clip`` = 0.2. Dynamic sampling: groups whose scores are all
 the same teach nothing, so others are drawn in their place until the step has as many as it wants. Token-level loss: a mean over
-all tokens. Overlong shaping is a reward of its own: ``session.reward([score, hf.OverlongPenalty(max_new_tokens=2048,
+all tokens. Overlong shaping is a separate reward: ``session.reward([score, hf.OverlongPenalty(max_new_tokens=2048,
 buffer=512)])``.
 """
 

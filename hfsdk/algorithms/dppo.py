@@ -40,7 +40,7 @@ class DPPOLoss(DivergenceOptions, PolicyLoss):
     """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does."""
+        """Return the same as `PolicyLoss.surrogate`."""
         import torch
 
         from hfsdk.algorithms import rlmath

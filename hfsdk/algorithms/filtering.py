@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): leave out what teaches nothing, and draw others in its place."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): leave out groups that teach nothing, and draw others in their place."""
 
 from __future__ import annotations
 

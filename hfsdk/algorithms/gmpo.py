@@ -29,7 +29,7 @@ class GMPOLoss(PolicyLoss):
     """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does; a token that is clipped has no gradient, its response's others have."""
+        """Return the same as `PolicyLoss.surrogate`; a token that is clipped has no gradient, its response's others have."""
         import torch
 
         from hfsdk.algorithms import rlmath

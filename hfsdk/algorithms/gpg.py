@@ -26,7 +26,7 @@ class GPGLoss(PolicyLoss):
     """``-A log pi`` per token (the paper's objective); the ratio is measured and has no part in it."""
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does."""
+        """Return the same as `PolicyLoss.surrogate`."""
         import torch
 
         from hfsdk.algorithms import rlmath

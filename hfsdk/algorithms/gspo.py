@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 class GSPOLoss(PolicyLoss):
     """The clipped surrogate of the response's ratio (eq. 5), which every token of it carries (section 4.3: GSPO-token).
 
-    With ``tis_cap`` and ``tis_level="token"`` every token's part has a weight of its own. The loss is TRL's and verl's; the
+    With ``tis_cap`` and ``tis_level="token"`` every token's part has its own weight. The loss is TRL's and verl's; the
     gradient is verl's, each token's under its own weight. (TRL differentiates a response's ratio as one: each token's under the
     mean weight of the response.) With ``tis_level="sequence"`` the three are the same.
     """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does, of ``s_t = sg[s] * pi(y_t) / sg[pi(y_t)]`` (eq. 14), shape [T]."""
+        """Return the same as `PolicyLoss.surrogate`, of ``s_t = sg[s] * pi(y_t) / sg[pi(y_t)]`` (eq. 14), shape [T]."""
         from hfsdk.algorithms import rlmath
 
         sequence_T = b.expand(b.segment_mean(out.log_probs.detach() - b["old_log_probs"]))

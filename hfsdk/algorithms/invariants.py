@@ -75,7 +75,7 @@ def gaps(numbers: Mapping[str, float], dtype: str) -> list[str]:
 
 
 def warn(broken: Sequence[str]) -> None:
-    """Warn of what is broken, where a run checks at all; within one once of each kind, which is a warning's first word."""
+    """Warn of broken invariants; a run gives each kind, which is a warning's first word, only once."""
     if CHECK.get() is None:
         return
     warned = WARNED.get()

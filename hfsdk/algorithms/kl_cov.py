@@ -38,7 +38,7 @@ class KLCovLoss(MarkedLoss):
     """beta, as in `KLCov`."""
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does."""
+        """Return the same as `PolicyLoss.surrogate`."""
         import torch
 
         from hfsdk.algorithms import rlmath

@@ -179,6 +179,6 @@ def check_kl_by_ratio(kl: str, by_ratio: bool) -> None:
 
 
 def check(condition: bool, name: str, value: object, wanted: str) -> None:
-    """Raise an OptionError that names the option, what it must be and what was given, unless the condition holds."""
+    """Raise an OptionError that names the option, its rule and its value, unless the condition holds."""
     if not condition:
         raise OptionError(f"{name} must be {wanted}; got {name}={shown(value)}")

@@ -1,6 +1,6 @@
 """`OnPolicy`, the options of algorithms that learn from their own responses; `KLReward`, the options of their rewards.
 
-Each algorithm's own file has its ``step``, what is its own among the options, and its advantages.
+Each algorithm's own file has its ``step``, the options that only it has, and its advantages.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OnPolicy(SurrogateOptions, KLOptions, SamplingOptions):
 
     @checked
     def weighed(self, batch: Batch) -> Batch:
-        """Return what is learned from with ``tis_weights``, where these have mean 1 over it (``tis_normalise``), else as it is."""
+        """Return the batch that is learned from; with ``tis_normalise`` its ``tis_weights`` have mean 1 over it."""
         return NormalisedWeights.of(self).over(batch) if self.tis_normalise else batch
 
     def metrics(self, step: Step) -> dict[str, float]:

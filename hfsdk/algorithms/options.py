@@ -99,7 +99,7 @@ class BatchFunction(Options):
         """Return the columns `writes`, in float32.
 
         A sample that was not scored (:mod:`hfsdk.core.unscored`) takes no part, as if the batch were without it, and stays marked
-        as such in what is written; so a loss leaves it out too.
+        as such in texts; so a loss leaves it out too.
 
         Raises:
             ColumnError: no sample is scored.

@@ -82,7 +82,7 @@ class Advantages(AdvantageOptions, KLRewardFunction):
         return tensors.all_on_tokens(table, columns)
 
     def scores_of(self, table: Table) -> Tensor:
-        """Return what each response earned, shape [N]."""
+        """Return the sum that each response earned, shape [N]."""
         from hfsdk.algorithms import tensors
 
         return tensors.finite(table, "scores")

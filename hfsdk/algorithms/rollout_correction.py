@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectionOptions(Options):
-    """How the loss of each token is weighed for what trainer and rollout differ by."""
+    """How the loss of each token is weighed by the difference between trainer and rollout."""
 
     tis_cap: Positive | None = None
     """Importance sampling from rollout to trainer: the loss of each token, without its bonus and KL, times ``min(trainer /
@@ -53,7 +53,7 @@ class CorrectionOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class NormalisedWeights(CorrectionOptions, BatchFunction):
-    """A function that writes weights of mean 1 over what an update learns from: no mini-batch or layout changes them."""
+    """A function that writes weights of mean 1 over the rows that an update learns from: no mini-batch or layout changes them."""
 
     needs = ("old_log_probs", "rollout_log_probs", "advantages")
     gives = ("tis_weights",)

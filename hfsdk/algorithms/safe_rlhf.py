@@ -59,7 +59,7 @@ class SafeRLHF(GAEOptions, OnPolicy):
         return SafeStep(batch, critic, actor, cost_critic, multiplier, moved, ptx, ptx_loss)
 
     cost_limit: float = 0.0
-    """d: what the mean cost of a response shall not exceed, in cost units."""
+    """d: the mean cost of a response shall not exceed this, in cost units."""
     multiplier_lr: Positive = 0.1
     """alpha: how fast ln lambda moves, per cost unit."""
     most_multiplier: Positive | None = 5.0

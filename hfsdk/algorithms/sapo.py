@@ -37,7 +37,7 @@ class SAPOLoss(TemperatureOptions, PolicyLoss):
     """
 
     def surrogate(self, out: Any, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what `PolicyLoss.surrogate` does."""
+        """Return the same as `PolicyLoss.surrogate`."""
         import torch
 
         from hfsdk.algorithms import rlmath

@@ -64,7 +64,7 @@ class Step:
 @documented
 @dataclass(frozen=True)
 class SafeStep(Step):
-    """A step with what Safe-RLHF has besides."""
+    """A step with the numbers that Safe-RLHF has besides."""
 
     cost_critic: Metrics
     """Metrics of the cost critic's update."""
@@ -86,7 +86,7 @@ class Statistics:
     """
 
     scores: bool = True
-    """Whether there is a column ``scores``; without, what is learned is no score (distillation)."""
+    """Whether there is a column ``scores``; without it the step learns from something else (distillation)."""
     reference: bool = True
     """Whether there is a column ``ref_log_probs``."""
     critic: bool = True

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _report(name: str, action: Callable[[str], str]) -> bool:
-    """Print what the action found; return whether it went well."""
+    """Print the action's findings; return whether it went well."""
     try:
         print(f"{name:24} {action(name)}", flush=True)
     except ModelNotFoundError as error:

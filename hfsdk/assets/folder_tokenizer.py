@@ -106,7 +106,7 @@ class FolderTokenizer:
     # -- what a text or a conversation becomes
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a whole text, after what the model's tokenizer puts before one.
+        """Return the token ids of a whole text, after those that the model's tokenizer puts before one.
 
         Raises:
             OptionError: the text has no UTF-8 form.
@@ -122,11 +122,11 @@ class FolderTokenizer:
         return self.texts.prompt(as_chat(chat))
 
     def encode_example(self, example: Example) -> Encoded:
-        """Return the token ids of a prompt and of what goes on with it."""
+        """Return the token ids of a prompt and of the text that goes on with it."""
         return self.texts.example(example)
 
     def notes(self) -> list[str]:
-        """Return what was chosen so far where the folder's files and its template leave a choice, a sentence each."""
+        """Return the choices made so far where the folder's files and its template leave one, a sentence each."""
         return self.texts.notes
 
     def turn_ends(self, *, chats: bool) -> TurnEnds:
@@ -185,7 +185,7 @@ class FolderTokenizer:
         return apply_template(self.full, chat, str(self.folder), ready=ready)
 
     def ends_of_files(self, behind_answers: Sequence[int]) -> TurnEnds:
-        """Return what ends a turn by the folder's files, and by what its template writes behind an answer."""
+        """Return the tokens that end a turn by the folder's files, and by its template."""
         return TurnEnds.of(self.folder, self._eos(), behind_answers, name=lambda token: f"{self.decode([token])!r} ({token})")
 
     def _eos(self) -> int | None:
@@ -201,7 +201,7 @@ class FolderTokenizer:
         return self._answer(lambda core: cast("int | None", core.token_to_id(token)))
 
     def _answer(self, ask: Callable[[Any], T]) -> T:
-        """Ask the core something; what it says of itself, a panic of Rust's too, is damage of the file it comes from.
+        """Ask the core something; its own error, a panic of Rust's too, is damage of the file it comes from.
 
         Raises:
             ModelNotFoundError: it failed at a text or at tokens that are such.

@@ -70,7 +70,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def _core_of_the_file(folder: str | Path, made: Any) -> Any:
-    """Return the core that ``tokenizer.json`` is, with what transformers puts around a text and adds to its special tokens.
+    """Return the core that ``tokenizer.json`` is, with the tokens that transformers puts around texts and adds to special ones.
 
     transformers 5 builds the core of some classes again out of the vocabulary, as their name has it: of a byte-level file that
     says ``LlamaTokenizer`` (DeepSeek-R1-Distill-Llama) sentencepiece's, which loses the spaces. The model has learned the file's.
@@ -98,7 +98,7 @@ def _core_of_the_file(folder: str | Path, made: Any) -> Any:
 
 
 def _of_the_tokenizer(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model's configuration says of its tokenizer."""
+    """Return the entries of a model's configuration that are about its tokenizer."""
     return {key: config[key] for key in ("model_type", "tokenizer_class", "auto_map") if key in config}
 
 
@@ -152,14 +152,14 @@ def load_config(folder: str | Path) -> Any:
 
 
 def not_taken(folder: str | Path, library: str, error: Exception) -> UnsupportedModelError:
-    """Return what to raise where a library does not take a model's configuration."""
+    """Return the error to raise where a library does not take a model's configuration."""
     return UnsupportedModelError(
         f"{library} does not take {folder}/{CONFIG}: {shown_reason(error)}. Mend it, or use another model."
     )
 
 
 def no_tokenizer(folder: str | Path) -> ModelNotFoundError:
-    """Return what to raise where a folder has none."""
+    """Return the error to raise where a folder has none."""
     return ModelNotFoundError(
         f"{folder} has no tokenizer (tokenizer.json); texts need one. Save it beside the weights with "
         "tokenizer.save_pretrained(folder), or give prompts as token ids."

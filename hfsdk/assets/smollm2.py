@@ -93,7 +93,7 @@ def convert(gguf: Path, target: Path) -> None:
 
 
 def _plain_config(config: Any) -> Any:
-    """Return the config without what the file format left in it."""
+    """Return the config without the keys that the file format left in it."""
     fields = config.to_dict()
     for name in ("quantization_config", "_name_or_path", "transformers_version", "dtype"):
         fields.pop(name, None)

@@ -185,7 +185,7 @@ class _Variables:
         return expanded
 
     def _command(self, command: Sequence[str], may_skip: bool) -> list[str]:
-        """Return a command's words; note what it assigns, where it does nothing else."""
+        """Return a command's words; note its assignments, where it does nothing else."""
         first = 0
         while first < len(command) and command[first] in (*OPENING, *CLOSING, *BETWEEN):
             self.depth += (command[first] in OPENING) - (command[first] in CLOSING)
@@ -261,7 +261,7 @@ class _Variables:
         return pieces, all_known
 
     def _value(self, expansion: str) -> str | None:
-        """Return what ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$((...))`` stands for; ``None`` where only a run knows."""
+        """Return the value of ``$NAME``, ``${NAME}``, ``${NAME:-default}`` or ``$((...))``; ``None`` where only a run knows it."""
         if expansion.startswith("$(("):
             return self._number(expansion[3:-2])
         if expansion.startswith(("$(", "`")):
@@ -406,7 +406,7 @@ def _may_train(command: Sequence[str]) -> bool:
 
 
 def program_of(words: Sequence[str]) -> str:
-    """Return what a command line runs: its first words, scripts and modules, without the values of flags."""
+    """Return the program that a command line runs: its first words, scripts and modules, without the values of flags."""
     words = [word for word in words if not re.match(r"[A-Z_][A-Z0-9_]*=", word)]
     first = next((number for number, word in enumerate(words) if word.startswith("-") or "=" in word), len(words))
     runs = [

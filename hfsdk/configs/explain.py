@@ -1,4 +1,4 @@
-"""``hf.explain``: what the numbers of a configuration mean, and whether they fit together.
+"""``hf.explain``: the meaning of a configuration's numbers, and whether they fit together.
 
 ::
 
@@ -78,7 +78,7 @@ class Explanation:
     defaults: Mapping[str, Any]
     """Keys that were read and not given -> their default in :attr:`release`."""
     assumed: Mapping[str, str]
-    """Values that the configuration does not give -> what was taken, and what says it."""
+    """Values that the configuration does not give -> the assumed ones, with their sources."""
     code: str
     """The same step in hfsdk, to be pasted; ``""`` where every number is left out."""
     trace: Trace | None
@@ -135,7 +135,7 @@ class Explanation:
         return pd.DataFrame(view[table])
 
     def view(self) -> dict[str, Any]:
-        """Return plain data: rows, roles, memory, findings, the simulated calls, and what was not read."""
+        """Return plain data: rows, roles, memory, findings, the simulated calls, and the keys that were not read."""
         step = self.step
         rollout = step.rollout
         roles = [
@@ -212,7 +212,7 @@ def explain(
     prompt_tokens: Count | None = None,
     session: Session | None = None,
 ) -> Explanation:
-    """Say what the numbers of a configuration mean: batches, roles, memory by phase, a simulated step, and what is wrong with them.
+    """Explain the numbers of a configuration: batches, roles, memory by phase, a simulated step, and its mistakes.
 
     Args:
         config: a configuration of verl, TRL, OpenRLHF, NeMo-RL or hfsdk: a path of a YAML file, a dict (nested, or with dotted

@@ -130,7 +130,7 @@ def read_nemo_rl(s: Settings, prompt_tokens: int | None) -> StepConfig:
 
 
 def _most_new(s: Settings, kind: str, longest: int) -> int:
-    """Return the most tokens that are generated for a sample: in several turns up to what it may have in all."""
+    """Return the most tokens that are generated for a sample: in several turns up to its limit in all."""
     turns = s.maybe_whole(f"{kind}.max_rollout_turns", 1) or 1
     if turns == 1:
         return s.whole(f"{V}max_new_tokens")

@@ -84,7 +84,7 @@ OLD_NAMES = {
     **{f"{role}_num_nodes": f"{role}.num_nodes" for role in ("actor", "critic", "ref", "reward")},
     **{f"{role}_num_gpus_per_node": f"{role}.num_gpus_per_node" for role in ("actor", "critic", "ref", "reward")},
 }  # fmt: skip
-"""Flags of releases up to 0.10.1 -> what they are called now."""
+"""Flags of releases up to 0.10.1 -> their names now."""
 
 PROMPT_MOST, RESPONSE_MOST, BOTH_OFFLOAD = "prompt_max_len", "generate_max_len", "ref_reward_offload"
 LIMITS_APART = {PROMPT_MOST: 1024, RESPONSE_MOST: 1024}
@@ -176,7 +176,7 @@ def _lengths(s: Settings) -> tuple[int, int, str]:
 
 
 def _assumed(s: Settings, longest: int, response: int) -> dict[str, str]:
-    """Return what the flags do not say."""
+    """Return the values that the flags do not give."""
     assumed = {}
     if not any(s.has(key) for key in (*LIMITS_APART, "rollout.max_new_tokens")):
         assumed["prompt tokens"] = f"{longest - response:,}, half of data.max_len {longest:,}; --rollout.max_new_tokens says it"

@@ -1,4 +1,4 @@
-"""Memory of a device in each phase of a step, by what it is for: the planner's arithmetic over the states that a system keeps.
+"""Memory of a device in each phase of a step, by purpose: the planner's arithmetic over the states that a system keeps.
 
 Parameters of a rank, activations, logits and a rollout's copy are counted by :mod:`hfsdk.planner.perf.memory`; what differs
 between systems is how many bytes a parameter has, over how many ranks they are cut, and what is in host memory when
@@ -73,7 +73,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "tensor_parallel_size or context_parallel_size",
     },
 }  # fmt: skip
-"""System -> what takes most, or the phase whose passes do -> what helps, in its own keys."""
+"""System -> the part that takes most, or the phase whose passes do -> advice in its own keys."""
 OWN = "session.place(...) says what helps, most first"
 
 
@@ -108,14 +108,14 @@ class PhaseMemory:
 
 
 def memory_by_phase(step: StepConfig, specs: Specs, device: DeviceSpec) -> tuple[PhaseMemory, ...]:
-    """Return what one device of each pool holds in each phase; nothing where the actor's size is not known."""
+    """Return the bytes that one device of each pool holds in each phase; none where the actor's size is not known."""
     if specs.get("actor") is None:
         return ()
     return tuple(_phase(step, specs, device, pool, phase) for pool in step.pools for phase in PHASES)
 
 
 def fit_findings(step: StepConfig, memory: tuple[PhaseMemory, ...]) -> tuple[Finding, ...]:
-    """Return what does not fit: which phase, by how much, what takes most and what helps."""
+    """Return a finding for each phase that does not fit: by how much, which part takes most, and advice."""
     findings = []
     for phase in memory:
         if phase.over <= 0:
@@ -261,7 +261,7 @@ def layouts_text(role: RoleConfig, rollout: RolloutConfig) -> str:
 
 
 def states_text(role: RoleConfig) -> str:
-    """Return in words what a role holds, e.g. ``"FSDP, LoRA of rank 16"``."""
+    """Return in words the states that a role holds, e.g. ``"FSDP, LoRA of rank 16"``."""
     if role.lora is not None:
         return f"{role.states.name}, LoRA of rank {role.lora.rank}"
     return f"the weights of {role.base_of}" if role.base_of else role.states.name

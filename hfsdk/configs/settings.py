@@ -1,4 +1,4 @@
-"""The keys of a configuration: what was given, what is at its default, and what nobody read."""
+"""The keys of a configuration: the given ones, those at their defaults, and those that nobody read."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Settings:
         return value if isinstance(value, str) else self._refuse(key, "text", value)
 
     def value(self, key: str) -> Any:
-        """Return what a key is, given or at its default, with references to other keys resolved."""
+        """Return a key's value, given or at its default, with references to other keys resolved."""
         if key in self.given:
             value = self._resolved(self.given[key], key, 0)
             self.read[key] = value

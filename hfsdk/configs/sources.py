@@ -56,7 +56,7 @@ class SourceConfig:
     renamed: Mapping[str, str]
     """Keys as they were given, in names of other releases or of a launcher -> as they are read."""
     apart: Mapping[str, str]
-    """Keys that are no part of it -> what they are."""
+    """Keys that are no part of it -> their meaning."""
     runs: str = ""
     """The program that a command line runs."""
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -141,7 +141,7 @@ def system_named(system: str) -> str:
 
 
 def _keys(config: Any) -> tuple[str, _Command]:
-    """Return the name of a configuration, and what it says."""
+    """Return the name of a configuration, and its keys."""
     if isinstance(config, Mapping):
         return "the dict", _Command(flatten(_logged(config), "the dict"))
     if isinstance(config, Path):
@@ -157,7 +157,7 @@ def _keys(config: Any) -> tuple[str, _Command]:
 
 
 def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what Weights & Biases saved: its ``config.yaml`` holds ``{key: {"desc": ..., "value": ...}}``."""
+    """Return the keys that Weights & Biases saved: its ``config.yaml`` holds ``{key: {"desc": ..., "value": ...}}``."""
     values = {key: value for key, value in config.items() if key not in ("wandb_version", "_wandb")}
     if values and all(
         isinstance(entry, Mapping) and "value" in entry and set(entry) <= {"value", "desc"} for entry in values.values()
@@ -167,7 +167,7 @@ def _logged(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _command(words: Sequence[str], defaults: Mapping[str, str]) -> _Command:
-    """Return the keys of a command line over those of the files that it names, and what it runs."""
+    """Return the keys of a command line over those of the files that it names, and the program that it runs."""
     words = job_words(words)
     arguments, files, dropped = arguments_of(words)
     below: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _is_path(text: str) -> bool:
 
 
 def _file(path: Path) -> _Command:
-    """Return what a file says: YAML (JSON is YAML), or a script.
+    """Return a file's content: YAML (JSON is YAML), or a script.
 
     Raises:
         OptionError: it is missing, too large, or no configuration.
@@ -242,7 +242,7 @@ def _read(path: Path) -> str:
 
 
 def _inherited(path: Path, text: str, read: list[Path]) -> Mapping[str, Any]:
-    """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` is what was."""
+    """Return a file's mapping over that of the files which its ``defaults`` name, as NeMo-RL inherits; ``read`` has those read."""
     content = _yaml(path, text)
     parents = content.get("defaults")
     if isinstance(parents, list) and all(isinstance(parent, str) and parent.endswith((".yaml", ".yml")) for parent in parents):
@@ -320,7 +320,7 @@ SIGNS: dict[str, tuple[str, ...]] = {
 MODULES = {
     "verl": r"verl[./]", "NeMo-RL": r"nemo_rl[./]|run_grpo", "OpenRLHF": r"openrlhf[./]|train_ppo_ray", "TRL": r"trl[./]|trl grpo",
 }  # fmt: skip
-"""System -> what a command line of it runs."""
+"""System -> the programs that its command lines run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +329,7 @@ class Other:
 
     name: str
     runs: str
-    """A pattern of what its command lines run."""
+    """A pattern of the programs that its command lines run."""
     keys: tuple[str, ...] = ()
     """How keys begin that are its own; ``"A$+B"`` are two whole keys that only together are a sign, ``"A=B"`` is a key's value."""
 
@@ -461,10 +461,10 @@ def _has_parts(keys: Mapping[str, object], *parts: str) -> bool:
 
 
 def refuse_others(name: str, runs: str) -> None:
-    """Refuse what runs a system that is not read.
+    """Refuse the program of a system that is not read.
 
     Raises:
-        OptionError: it does.
+        OptionError: ``runs`` names one.
     """
     for other in OTHERS:
         if re.search(other.runs, runs):

@@ -285,7 +285,7 @@ def _algorithm(step: StepConfig) -> tuple[Any, list[str]]:
 
 
 def _algorithm_text(algorithm: Any) -> str:
-    """Return the call that makes it, without what is at its default."""
+    """Return the call that makes it, without options that are at their defaults."""
     arguments = [
         f"{field.name}={getattr(algorithm, field.name)!r}"
         for field in dataclasses.fields(algorithm)

@@ -21,7 +21,7 @@ says; worth to know."""
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding: what is inconsistent, or worth to know."""
+    """One finding: an inconsistency, or something worth knowing."""
 
     kind: str
     """``"not read"``, ``"broken"`` or ``"note"``; of memory ``"does not fit"``."""
@@ -56,7 +56,7 @@ class ArithmeticRow:
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Bytes a parameter of what a trained model holds, and over how many ranks each part is cut, in addition to tp and pp.
+    """Bytes a parameter of each part of a trained model, and over how many ranks it is cut, in addition to tp and pp.
 
     ``Megatron``: weights 2, gradients 4 or 2, optimizer 12 / dp. ``FSDP`` and ZeRO-3 cut all three (arXiv 1910.02054, 2304.11277).
     """
@@ -122,7 +122,7 @@ class RolloutConfig:
     engine: str
     """Name of the engine, e.g. ``"vllm"``."""
     gpu_share: float = 0.0
-    """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: what it needs."""
+    """Share of the device's memory the engine takes for weights and cache (vLLM's ``gpu_memory_utilization``); 0: its need."""
     sleeps: bool = True
     """Whether it gives that back while it does not generate."""
     max_num_seqs: int = 0
@@ -181,7 +181,7 @@ class StepConfig:
     """Name of a row -> its formula in the system's own keys."""
     findings: tuple[Finding, ...] = ()
     assumed: Mapping[str, str] = field(default_factory=dict)
-    """Values that the configuration does not give -> what was taken, and how to say it."""
+    """Values that the configuration does not give -> the assumed ones, and how to give them."""
     reward: str = "a function"
     """The scorer: a function, or a model's name."""
     said_samples: int = 0
@@ -198,7 +198,7 @@ class StepConfig:
 
     @property
     def counted(self) -> int:
-        """Samples of the table of batches: those that the keys say."""
+        """Samples of the table of batches, as the keys say."""
         return self.said_samples or self.samples
 
     @property

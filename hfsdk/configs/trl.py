@@ -83,7 +83,7 @@ def rules_into(findings: list[Finding], release: str) -> Rule:
 
 
 def saved_by_a_run(keys: dict[str, Any], *, is_argument: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the arguments among what a run saved of itself, and what is known of the rest, which is its model's configuration.
+    """Return the arguments among the keys that a run saved, and notes on the rest, which is its model's configuration.
 
     transformers gives trackers the arguments over ``model.config``; both sizes of a generation are in them, which only a made
     GRPOConfig has, and they say how many processes there were.

@@ -1,4 +1,4 @@
-"""Keys that nobody read, and what they could change: nothing, how the model learns, memory, seconds, or every number.
+"""Keys that nobody read, and the numbers that they could change: none, how the model learns, memory, seconds, or every number.
 
 A number is given only where no key that was given and not read could change it. Which could is a table of each system,
 ``keys/NAME_unread.txt``: sections of patterns of keys, ``"*"`` for any text, ``"=value"`` for one value. Of several that match, one
@@ -26,7 +26,7 @@ from hfsdk.configs.step_config import UNREAD, Finding
 from hfsdk.core.checks import shown
 
 SIZES, GENERATED, MEMORY, SECONDS, LEARNING = "sizes", "generated", "memory", "seconds", "learning"
-"""Kinds of what is explained: the batches; of them how much is generated; bytes; seconds; options of the loss and the optimizer."""
+"""Kinds of explained numbers: the batches; how much of them is generated; bytes; seconds; options of the loss and the optimizer."""
 
 EVERYTHING = (SIZES, GENERATED, MEMORY, SECONDS, LEARNING)
 TABLES = {"verl": "verl", "TRL": "trl", "OpenRLHF": "openrlhf", "NeMo-RL": "nemo_rl"}
@@ -39,7 +39,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class Pattern:
-    """Keys, or keys of one value, and what they could change."""
+    """Keys, or keys of one value, and the numbers that they could change."""
 
     of_keys: re.Pattern[str]
     value: str | None
@@ -99,7 +99,7 @@ def is_environment(key: str) -> bool:
 
 
 def could_change(system: str, key: str, value: Any) -> tuple[tuple[str, ...], str]:
-    """Return what a key that is not read could change, and where it comes from in words."""
+    """Return the numbers that a key that is not read could change, and where it comes from in words."""
     tables, plain = _table(system), key.split("@")[0]
     earlier = _matching(tables["earlier"], plain, value)
     if is_environment(plain):
@@ -129,15 +129,15 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """The keys of a configuration that were not read, and what is not given for them."""
+    """The keys of a configuration that were not read, and the numbers that are not given because of them."""
 
     said: Mapping[str, str]
-    """Key -> what is known of it."""
+    """Key -> the note on it."""
     withheld: Mapping[str, tuple[str, ...]]
-    """Kind of what is explained -> the keys that could change it."""
+    """Kind of explained numbers -> the keys that could change them."""
 
     def finding(self) -> tuple[Finding, ...]:
-        """Return what is told first: which numbers are not given, and for which keys."""
+        """Return the note that comes first: which numbers are not given, and for which keys."""
         kinds = [kind for kind in (SIZES, GENERATED, MEMORY, SECONDS) if kind in self.withheld]
         if not kinds:
             return ()
@@ -155,7 +155,7 @@ class Unread:
 
 
 def unread_of(s: Settings, system: str, release: str) -> Unread:
-    """Return what is to be said of each key that was not read, and what could be another number for it."""
+    """Return a note on each key that was not read, and the kinds of numbers that it could change."""
     said: dict[str, str] = {}
     withheld: dict[str, list[str]] = {}
     defaults = known_defaults(system)

@@ -191,7 +191,7 @@ OLD_CRITIC = "critic.model.fsdp_config."
 """How keys of the critic's FSDP begin up to 0.7."""
 
 MISSING = "???"
-"""hydra's sign for what has to be given yet."""
+"""hydra's sign for a value that has to be given yet."""
 
 ENGINES = ("dp", "fsdp", "fsdp2", "megatron")
 
@@ -317,7 +317,7 @@ def _states(s: Settings, megatron: bool, num_gpus: int, dp: int) -> States:
 
 
 def _away(param: bool, optimizer: bool) -> dict[str, tuple[str, ...]]:
-    """Return what is in host memory while other roles work."""
+    """Return the parts that are in host memory while other roles work."""
     gone = ("weights", "gradients") * param + ("optimizer",) * optimizer
     return dict.fromkeys(PHASES, gone)
 

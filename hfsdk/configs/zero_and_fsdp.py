@@ -1,4 +1,4 @@
-"""How TRL's processes are launched, and how what they train is cut over them: DeepSpeed, FSDP or whole copies (DDP).
+"""How TRL's processes are launched, and how their model is cut over them: DeepSpeed, FSDP or whole copies (DDP).
 
 The same is said in five ways, and is one set of keys here: a file or dict of DeepSpeed (``deepspeed.zero_optimization.stage``),
 flags of ``accelerate launch`` (``zero_stage``, ``fsdp_sharding_strategy``) and its configuration file (the same below
@@ -48,7 +48,7 @@ ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
     "multi_gpu": {"num_processes": 8, "distributed_type": "MULTI_GPU"},
     "single_gpu": {"num_processes": 8, "distributed_type": "NO"},
 }  # fmt: skip
-"""``--accelerate_config`` of TRL's command line -> what counts of its file (``trl/accelerate_configs``)."""
+"""``--accelerate_config`` of TRL's command line -> the keys of its file that count (``trl/accelerate_configs``)."""
 
 OF_FSDP_CONFIG = {"cpu_offload": "offload_params"}
 """Names in transformers' ``fsdp_config``, which stand there without ``fsdp_``, where accelerate has another."""
@@ -90,7 +90,7 @@ def named_now(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def processes_of(s: Settings, num_gpus: int | None) -> tuple[int, int, str, dict[str, str]]:
-    """Return the trainer's processes, their nodes, the words for them, and what was assumed."""
+    """Return the trainer's processes, their nodes, the words for them, and the assumptions."""
     nodes, nodes_key = _first(s, "num_machines", "nnodes", "num_nodes")
     processes = s.maybe_whole(PROCESSES, 1)
     if _type(s) == "NO":
@@ -213,7 +213,7 @@ def _zero(s: Settings) -> tuple[int | None, bool, bool]:
 
 
 def _fsdp(s: Settings) -> tuple[tuple[bool, bool] | None, bool, bool]:
-    """Return what FSDP cuts, ``None`` without it; whether it is in host memory, and whether it is cut inside a node alone."""
+    """Return which states FSDP cuts, ``None`` without it; whether they are in host memory, and cut inside a node alone."""
     words = s.value("fsdp")
     said = " ".join(map(str, words)) if isinstance(words, (list, tuple)) else str(words or "")
     launched = _type(s) == "FSDP"
@@ -237,7 +237,7 @@ def _fsdp(s: Settings) -> tuple[tuple[bool, bool] | None, bool, bool]:
 
 
 def fsdp1_rule(rule: Callable[..., None], role: str, strategy: str, place: str, size: object, num_gpus: int) -> None:
-    """Add what FSDP1 makes of whole copies in verl: a mesh of n x 1, in which gradients are reduced over the 1."""
+    """Add the finding on FSDP1's whole copies in verl: a mesh of n x 1, in which gradients are reduced over the 1."""
     rule(num_gpus == 1 or strategy != "fsdp" or size != 1,
          "FSDP1 (strategy fsdp) averages no gradients where fsdp_size is 1: each GPU trains a model of its own",
          f"{place}fsdp_size=1 on {num_gpus} GPUs", f"Set {role}strategy=fsdp2, or {place}fsdp_size=-1 to cut the states.",

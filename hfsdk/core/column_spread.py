@@ -11,7 +11,7 @@ from hfsdk.core.table import Ragged, Table
 from hfsdk.core.unscored import is_unscored
 
 TIMES = 10.0
-"""Times what is usual from which on a number is bad."""
+"""A number is bad from so many times the usual size on."""
 LEAST = 1.0
 """The least that counts as usual: a loss in nats, a KL in nats, a ratio, a gradient's norm, a score."""
 
@@ -47,7 +47,7 @@ def _spread(column: Any) -> Spread | None:
     lengths = column.lengths if isinstance(column, Ragged) else np.ones(len(values), np.int64)
     samples = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
-    # Unscored samples are a NaN of their own on purpose and must not be reported as bad.
+    # Unscored samples are their own NaN on purpose and must not be reported as bad.
     finite = np.isfinite(values) | is_unscored(values)
     sizes = np.where(np.isfinite(values), np.abs(values), 0.0)
     top = int(sizes.argmax())
@@ -74,7 +74,7 @@ def odd(now: Spread, before: Spread | None) -> float | None:
     """Return how large a column's numbers usually are where one is far above that, infinity where one is not finite; else ``None``.
 
     Usual is what the column had in the step before, where there is one, and else what the other samples have. A column that held
-    what is not finite in the step before too is judged by its other numbers.
+    a column that is not finite in the step before either is judged by its other numbers.
     """
     if now.bad is not None and (before is None or before.bad is None):
         return float("inf")

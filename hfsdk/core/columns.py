@@ -134,12 +134,12 @@ def dtype_of(name: str) -> str:
 
 
 def label_of(name: str) -> str:
-    """Return what pictures call a column: its label, else its name."""
+    """Return a column's name in pictures: its label, else its name."""
     return (COLUMNS[name].label if name in COLUMNS else "") or name
 
 
 def hint_for(name: str) -> str:
-    """Return what to do where a column is missing, for messages."""
+    """Return the advice for a missing column, for messages."""
     if name == NEW_LOG_PROBS:
         return "Give new=actor.compute_log_probs(batch), called after an update, or the name of a column."
     return COLUMNS[name].remedy if name in COLUMNS else "Write it first, e.g. with batch.with_columns(...)."

@@ -78,7 +78,7 @@ def read_messages(value: Sequence[Mapping[str, Any]], what: str) -> list[Message
 
 
 def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, options: Any = None) -> Chat:
-    """Return a conversation with what else goes into the template.
+    """Return a conversation with its tools and template options.
 
     Args:
         value: the conversation's messages.
@@ -102,7 +102,7 @@ def read_chat(value: Sequence[Mapping[str, Any]], what: str, tools: Any = None, 
 
 
 def check_system(said: Any, messages: Sequence[Message], what: str) -> None:
-    """Check that a system message that stands in a column of its own is in the conversation.
+    """Check that a system message that stands in its own column is in the conversation.
 
     Args:
         said: the column's value in this row; ``None`` without one.
@@ -180,7 +180,7 @@ def _part(part: Any, what: str) -> str:
 
 
 def _call(call: Any, what: str) -> dict[str, Any]:
-    """Return a call of a tool, its arguments as what they say."""
+    """Return a call of a tool, its arguments parsed."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         wanted = "{'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1}}}"
@@ -221,14 +221,14 @@ def without_nulls(value: Any) -> Any:
 
 
 def _allows_null(schema: dict[str, Any]) -> bool:
-    """Return whether a JSON schema has null among what it allows."""
+    """Return whether a JSON schema allows null."""
     kinds = schema.get("type")
     choices = [part for name in ("anyOf", "oneOf") for part in schema.get(name) or [] if isinstance(part, dict)]
     return kinds == "null" or (isinstance(kinds, list) and "null" in kinds) or any(part.get("type") == "null" for part in choices)
 
 
 def _parsed(value: Any) -> Any:
-    """Return what a JSON text says; anything else as it is."""
+    """Return a JSON text's value; anything else as it is."""
     try:
         return json.loads(value) if isinstance(value, str) and value.strip() else value
     except ValueError:
@@ -236,7 +236,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return lists and dicts of what a table holds: arrays and tuples are lists, numbers of numpy are Python's."""
+    """Return a table's value as lists and dicts: arrays and tuples are lists, numbers of numpy are Python's."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, np.generic):

@@ -184,7 +184,7 @@ class Dataflow:
     # ---- to look at
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data: calls, and edges with their transfers."""
+        """Return plain data for a picture: calls, and edges with their transfers."""
         calls = []
         starts = [run.start_ns for call in self.calls if (run := self.runs.get(call.id)) and (run.start_ns or run.predicted)]
         first = min(starts, default=0)
@@ -308,7 +308,7 @@ def _entry(label: str, count: int, nodes: list[int], rows: int, num_bytes: int, 
 
 
 def _edges(flow: CallFlow, by_id: Mapping[int, CallFlow]) -> list[Edge]:
-    """Return what a call reads: as planned when it ran, or by name only while it waits."""
+    """Return the edges into a call: as planned when it ran, or by name only while it waits."""
     call, planned = flow.call, {(t.source, t.kind): t for t in flow.reads}
     edges = []
     for source in call.inputs:
@@ -443,7 +443,7 @@ class ObjectRead:
 
 @dataclass(frozen=True)
 class Share:
-    """Ranks that read the same, and what each of them reads."""
+    """Ranks that read the same, and the pieces that each of them reads."""
 
     ranks: tuple[int | None, ...]
     pieces: tuple[ObjectRead, ...]

@@ -179,7 +179,7 @@ class DependencyError(CallError):
 
 
 def unsaved(role: str) -> CheckpointError:
-    """Return what a save ends with whose workers ended while they wrote a role's state."""
+    """Return the error of a save whose workers ended while they wrote a role's state."""
     error = CheckpointError(f"a worker ended while it wrote {role}'s state; save again")
     error.__cause__ = WorkerDiedError("a worker ended", role=role, method="save")
     return error

@@ -192,7 +192,7 @@ class Experiment:
 
 
 def read_baseline(path: str | Path, steps: int, algorithms: Mapping[str, str]) -> dict[str, Any]:
-    """Return what ``Experiment.save_baseline`` wrote.
+    """Return the baseline that ``Experiment.save_baseline`` wrote.
 
     Raises:
         OptionError: there is no such file, it is damaged, or of other steps or options.

@@ -263,7 +263,7 @@ def parse_files(files: Any) -> dict[str, FileSum]:
 
 
 def check_files(folder: AnyPath, files: Mapping[str, FileSum], parts: Collection[str] | None = None) -> None:
-    """Compare files with what was noted when they were written: all sizes first, then every byte, several files at a time.
+    """Compare files with the sums noted when they were written: all sizes first, then every byte, several files at a time.
 
     Args:
         folder: the folder that has them.

@@ -23,7 +23,7 @@ KINDS: Mapping[str, str] = {
     "gradient": "a gradient, of a finite loss",
     "update": "an update as a whole: no sample of it stands out",
 }
-"""The kinds of a first bad number, and what each is."""
+"""The kinds of a first bad number, each with its meaning."""
 
 
 @documented

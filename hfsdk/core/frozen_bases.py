@@ -29,7 +29,7 @@ class HeldBase:
 
 
 def base_of(role: RoleSpec) -> Hashable | None:
-    """Return what a role's frozen weights are known by, whatever its layout; ``None`` where it has none.
+    """Return the key of a role's frozen weights, the same in every layout; ``None`` where it has none.
 
     A frozen model in host memory has its own. A frozen scorer that is only numbers, in simulation, stands for a model that a user
     trained: it shares with nobody.
@@ -42,7 +42,7 @@ def base_of(role: RoleSpec) -> Hashable | None:
 
 
 def base_shape(train: Layout, rollout: Layout | None) -> tuple[int, int, int, int]:
-    """Return what decides which shard of a base a rank has, among layouts of one pool: tp, pp, ep, and how tp is permuted.
+    """Return the numbers that decide a rank's shard of a base, among layouts of one pool: tp, pp, ep, and how tp is permuted.
 
     The training mesh is permuted for the rollout (:class:`hfsdk.core.layout.Mesh`); the fourth number is 1 where it is not.
     """
@@ -51,7 +51,7 @@ def base_shape(train: Layout, rollout: Layout | None) -> tuple[int, int, int, in
 
 
 def base_key(role: RoleSpec) -> Hashable | None:
-    """Return what a role's frozen weights on a device are known by; its training layout is filled."""
+    """Return the key of a role's frozen weights on a device; its training layout is filled."""
     base = base_of(role)
     return None if base is None or role.train is None else (base, role.train.of_weights, base_shape(role.train, role.rollout))
 

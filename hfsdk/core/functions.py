@@ -58,7 +58,7 @@ class Shipped:
 
     @property
     def version(self) -> str:
-        """Short hash of the pickled form: changes when the code or what it closes over changes."""
+        """Short hash of the pickled form: changes when the code or a variable that it closes over changes."""
         return hashlib.sha256(self.pickled).hexdigest()[:8]
 
     def load(self) -> Callable[..., Any]:
@@ -77,7 +77,7 @@ _by_value = threading.RLock()
 
 @contextmanager
 def users_by_value() -> Iterator[None]:
-    """Have cloudpickle take what is in the user's own modules by value, which other processes may be unable to import."""
+    """Have cloudpickle take code of the user's own modules by value: other processes may be unable to import it."""
     import cloudpickle
 
     with _by_value:
@@ -145,7 +145,7 @@ def _code_source(code: CodeType) -> str:
 
 
 def _cells(function: Any) -> list[tuple[str, str]]:
-    """Return (name, text) of what a function and those it calls were defined in, where that is no file."""
+    """Return (name, text) of the cells in which a function and those it calls were defined."""
     texts: dict[str, str] = {}
     stack, seen = [function], set[int]()
     while stack:

@@ -33,7 +33,7 @@ CAUSES = {
     "template": "text tokenised anew", "cache": "prefix cache", "dtype": "dtype", "layer": "one layer computes otherwise",
     "tokens": "other tokens",
 }  # fmt: skip
-"""Every cause that is looked for, and what tables and pictures call it."""
+"""Every cause that is looked for, and its name in tables and pictures."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class HiddenStates:
     engine: str
     """``"trainer"``, ``"rollout"``, ``"fp32"`` or ``"bf16"``: the last two are transformers on the trainer's weights."""
     hidden: Mapping[str, Array]
-    """Place (``"embedding"``, ``"layer 0"``, ..., ``"norm"``) -> hidden state, float32, shape [hidden size]; what a rank has."""
+    """Place (``"embedding"``, ``"layer 0"``, ..., ``"norm"``) -> hidden state, float32, shape [hidden size]; of one rank."""
     log_probs: Array | None = None
     """Log-probabilities of the sequence's response tokens."""
 
@@ -94,12 +94,12 @@ class LayerGap:
     """Relative distance of the trainer's hidden state from that of transformers in fp32; NaN where it was not seen."""
     rollout: float
     bf16: float
-    """The same of transformers in bf16: what rounding alone makes."""
+    """The same of transformers in bf16: the distance that rounding alone makes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gap:
-    """Why they differ: a verdict, a row per experiment, and what every token has of it. Made by ``actor.explain_gap(batch)``."""
+    """Why trainer and rollout differ: a verdict, a row per experiment, numbers per token. Made by ``actor.explain_gap(batch)``."""
 
     role: str
     dtype: str
@@ -115,7 +115,7 @@ class Gap:
     recorded: Array
     """The batch's ``rollout_log_probs``."""
     parts: Mapping[str, Array]
-    """Cause -> its part of every token's gap; ``"rest"`` is what none of them makes."""
+    """Cause -> its part of every token's gap; ``"rest"`` is the part that none of them makes."""
     worst: tuple[int, int]
     """(Row, response token) with the largest gap."""
     worst_text: str = ""
@@ -163,7 +163,7 @@ class Gap:
         raise OptionError(f"to_pandas takes 'causes', 'tokens' or 'layers'; got {shown(what)}")
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data."""
+        """Return plain data for a picture."""
         row, token = self.worst
         at = int(self.lengths[:row].sum()) + token
         worst = {
@@ -188,7 +188,7 @@ def size(gap: Array) -> tuple[float, float]:
 
 
 def is_rounding(gap: Array, dtype: str) -> bool:
-    """Return whether a gap is what rounding makes."""
+    """Return whether a gap is no larger than rounding makes it."""
     mean, largest = size(gap)
     return mean <= GAP_TOLERANCE[dtype]["mean"] and largest <= GAP_TOLERANCE[dtype]["max"]
 

@@ -1,7 +1,7 @@
 """The keys of a ``generation_config.json``, one by one: how a model's author would have its texts drawn.
 
 A rollout draws as ``generate`` is told by its arguments, and ends a response where the file says so (:mod:`turn_ends`). Penalties,
-beams and constraints are not there: what is learned from has to be of the distribution that it was drawn from. Many published
+beams and constraints are not there: a response that is learned from must follow the distribution it was drawn from. Many published
 models ask for one all the same, so it is told and not refused. A key that nobody here knows is refused, as one of ``config.json``.
 """
 
@@ -35,7 +35,7 @@ WITHOUT_EFFECT = {
     "of beams, which are told by their number": ("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups"),
     "logits that stay as they are": ("renormalize_logits", "remove_invalid_values"),
 }  # fmt: skip
-"""Keys that change no token which is drawn here: what they are about -> which."""
+"""Keys that change no token which is drawn here, by their subject."""
 
 NEUTRAL: dict[str, Any] = {
     "num_beams": 1, "penalty_alpha": 0, "dola_layers": [], "repetition_penalty": 1, "encoder_repetition_penalty": 1,
@@ -51,7 +51,7 @@ KNOWN = frozenset((*NEUTRAL, *(key for keys in WITHOUT_EFFECT.values() for key i
 
 
 def not_applied(folder: str | Path) -> dict[str, Any]:
-    """Return what a folder's file asks for that a rollout does not apply.
+    """Return the requests of a folder's file that a rollout does not apply.
 
     Raises:
         ModelNotFoundError: the file is damaged.

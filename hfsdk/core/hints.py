@@ -92,10 +92,10 @@ RUN = {
 
 
 class AttributeHints:
-    """Base of classes that say of an attribute they lack what does it here."""
+    """Base of classes that name hfsdk's counterpart of an attribute they lack."""
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Names divided by spaces -> what does that."""
+    """Names elsewhere, divided by spaces -> a sentence that names hfsdk's counterpart."""
 
     if not TYPE_CHECKING:  # to mypy a missing attribute is one
 
@@ -109,7 +109,7 @@ class AttributeHints:
             raise AttributeError(f"{kind.__name__} has no {name!r}; {said}")
 
     def _instead(self, name: str) -> str:
-        """Return what does here what ``name`` does elsewhere, or ``""``."""
+        """Return the sentence on hfsdk's counterpart of ``name``, or ``""``."""
         return next((said for names, said in self._elsewhere.items() if name in names.split()), "")
 
 

@@ -1,4 +1,4 @@
-"""Learning rates and a warm-up for ``AdamW`` without ``lr``: by what is learned and by the model's size, each with its source.
+"""Learning rates and a warm-up for ``AdamW`` without ``lr``: by the role's objective and the model's size, each with its source.
 
 A row holds for models of up to so many parameters that no row above it holds for. Larger models take smaller steps: their sources
 are what papers and other libraries train with; those of ``tiny`` and SmolLM2 were measured here. A suggestion is where to
@@ -89,6 +89,6 @@ def suggested_rate(num_parameters: int, learns: str) -> SuggestedRate:
 
 
 def what_is_learned(loss: object, kind: str) -> str:
-    """Return the key of `RATES` for a loss: what it says of itself (``learns``), or what a role of this kind learns."""
+    """Return the key of `RATES` for a loss: its own ``learns``, or that of a role of this kind."""
     learns = getattr(loss, "learns", "")
     return learns if isinstance(learns, str) and learns in RATES else LEARNS[kind]

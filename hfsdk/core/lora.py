@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is asked (``LoRA``), and the tensors that a model's adapters have (``AdapterSpec``).
+"""Low-rank adapters: the user's declaration (``LoRA``), and the tensors that a model's adapters have (``AdapterSpec``).
 
 Next to a frozen weight W [out, in] two small ones are trained (Hu et al., arXiv 2106.09685, equation 3)::
 
@@ -112,7 +112,7 @@ class LoRA(NamedFields):
     @classmethod
     @checked
     def from_folder(cls, folder: str | Path) -> LoRA:
-        """Read what adapters a folder has that peft's ``save_pretrained`` wrote.
+        """Read the declaration of the adapters that peft's ``save_pretrained`` wrote into a folder.
 
         Raises:
             ModelNotFoundError: it has none, or of a kind that hfsdk does not train.
@@ -143,7 +143,7 @@ class LoRA(NamedFields):
     def peft_config(
         self, spec: ModelSpec, base: str, *, scalar: bool = False, before: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return what peft's ``adapter_config.json`` says of them.
+        """Return their ``adapter_config.json`` as peft has it.
 
         Args:
             spec: the model that they adapt.
@@ -192,7 +192,7 @@ class LoRA(NamedFields):
 
 
 def _check_fields_of(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse what peft's description asks for beyond adapters of the paper, and what is unknown and says something.
+    """Refuse fields of peft's description that ask for more than the paper's adapters, and unknown ones that are not empty.
 
     Raises:
         ModelNotFoundError: names the fields.

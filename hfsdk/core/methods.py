@@ -1,4 +1,4 @@
-"""The built-in calls, each declared once: its arguments, phase, columns and protocol, and what it does to a role.
+"""The built-in calls, each declared once: its arguments, phase, columns and protocol, and its effect on a role.
 
 A call is a node of the dataflow: a role, a method, what it reads and writes. Handles submit it, the controller plans one order per
 rank, workers and the simulated runtime carry it out, the planner lays it out, pictures draw it; all of them read it here::
@@ -428,7 +428,7 @@ def method_of(name: str) -> Method:
 
 
 def onloads(method: str, role: RoleSpec) -> tuple[str, ...]:
-    """Return what a role has in host memory and a call needs on the device for its whole length.
+    """Return the parts that a role has in host memory and that a call needs on the device for its whole length.
 
     AdamW's state is none of it where it comes for the optimizer's steps alone.
     """

@@ -124,7 +124,7 @@ def plan_update(
     Which rows form a mini-batch depends on ``seed`` and the epoch alone, never on ``dp``. Sizes differ by at most one row (by
     ``together`` rows, which stay in one micro-batch and in order).
 
-    ``rows`` are those that take part, all by default: the plan is that of a batch without the others. Where they are fewer than
+    ``rows`` take part, by default all: the plan is that of a batch without the others. Where they are fewer than
     ``mini_batches``, each is one.
 
     Raises:

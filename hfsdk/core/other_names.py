@@ -1,4 +1,4 @@
-"""Names that people bring along from TRL, transformers, verl and torch, and where hfsdk has what they mean."""
+"""Names that people bring along from TRL, transformers, verl and torch, and where hfsdk has the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ARGUMENTS = {
     "ep": "expert_parallel expert_parallel_size expert_model_parallel_size ep_size",
     "cp": "context_parallel context_parallel_size ulysses_sequence_parallel_size cp_size",
 }  # fmt: skip
-"""hfsdk's name of an argument of its functions -> what it is called elsewhere."""
+"""hfsdk's name of an argument of its functions -> its names elsewhere."""
 
 _OPTIMIZER = "it belongs to the model's optimizer: optimizer=hf.AdamW(lr=1e-5)"
 _LAYOUT = "a layout is a text: train='tp2 dp2', rollout='tp2'"
@@ -115,7 +115,7 @@ ELSEWHERE = {
 def unknown_name(
     what: str, name: str, existing: Collection[str], others: Mapping[str, str], elsewhere: Mapping[str, str], kind: str = "option"
 ) -> str:
-    """Return what to say of an option or argument that does not exist.
+    """Return the message on an option or argument that does not exist.
 
     Args:
         what: the algorithm, loss or function, as the user calls it.

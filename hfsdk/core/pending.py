@@ -91,7 +91,7 @@ class Client(Protocol):
         ...
 
     def cancel(self, call_ids: Sequence[int]) -> None:
-        """Ask to stop them and what depends on them."""
+        """Ask to stop them and the calls that depend on them."""
         ...
 
     def result(self, call_id: int) -> Any:
@@ -99,7 +99,7 @@ class Client(Protocol):
         ...
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
-        """Return what is known of a column, ``None`` while it is pending."""
+        """Return a column's kind and shape, or ``None`` while it is pending."""
         ...
 
     def gone(self, ref: ColumnRef) -> bool:
@@ -145,7 +145,7 @@ class Awaited(ABC):
 
     @abstractmethod
     def wait(self, timeout: Timeout | None = None) -> Self:
-        """Wait until it is over and return self; raise what it failed with."""
+        """Wait until it is over and return self; raise its error if it failed."""
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._poll().__await__()
@@ -192,7 +192,7 @@ class Pending(Awaited):
         return self
 
     def cancel(self) -> None:
-        """Stop at the next safe point; what depends on it is cancelled too."""
+        """Stop at the next safe point; calls that depend on it are cancelled too."""
         self._client.cancel([c for c in self.call_ids if self._client.state(c) in ("pending", "running")])
 
 

@@ -191,7 +191,7 @@ class Placement:
         names = [pool.name for pool in self.pools]
         for pool in self.pools:
             if names.count(pool.name) > 1:
-                raise PlacementError(f"two pools are called {pool.name!r}; give each a name of its own")
+                raise PlacementError(f"two pools are called {pool.name!r}; give each its own name")
             self._check_part(pool)
             for device in pool.devices:
                 # Parts of a pool share its devices, so devices only have to be disjoint among pools within the same one.
@@ -268,7 +268,7 @@ def is_shadow(name: str) -> bool:
 
 
 def _separated(roles: Sequence[str], num_devices: int) -> list[list[str]]:
-    """Group roles for ``separation``: apart as far as the devices go, what trains never with what generates or infers."""
+    """Group roles for ``separation``: apart as far as the devices go, training ones never with generating or inferring ones."""
     trained = [[r] for r in ("actor", "critic") if r in roles]
     shadows = [[f"{r}.{ending}"] for r, ending in (("actor", "rollout"), ("critic", "inference")) if r in roles]
     frozen = [[r] for r in roles if r not in ("actor", "critic")]

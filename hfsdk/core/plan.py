@@ -65,7 +65,7 @@ class Workload(NamedFields):
     epochs: Annotated[int, Within(1, 1000)] | None = None
     """Passes over the batch."""
     steps: Count = 1
-    """Steps of the whole run, for what it costs."""
+    """Steps of the whole run, for its costs."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -172,7 +172,7 @@ class Plan:
     models: Mapping[str, str] = field(default_factory=dict)
     """Role -> its model's name; functions are left out."""
     roles: Mapping[str, RoleSpec] = field(default_factory=dict, repr=False)
-    """Role -> what it was planned as; ``session.place`` refuses a plan for roles that are declared otherwise since."""
+    """Role -> its declaration when it was planned; ``session.place`` refuses a plan for roles that are declared otherwise since."""
     notices: tuple[str, ...] = ()
     """Changes that this plan needs, in words: what :meth:`again` and ``what_if`` assume and the session has not declared."""
     band_words: str = ""
@@ -370,7 +370,7 @@ def _grouping(plan: Plan) -> frozenset[tuple[frozenset[str], str]]:
 
 
 def check_workload(workload: object) -> Workload:
-    """Return what was given, if it is a workload.
+    """Return the argument, if it is a workload.
 
     Raises:
         OptionError: it is none.
@@ -454,14 +454,14 @@ class PlannedMemory:
 
     @property
     def asked(self) -> int:
-        """All that stays, and what the greediest role's call needs while it runs."""
+        """All bytes that stay, and those that the greediest role's call needs while it runs."""
         working = max((role["working"] for role in self.roles.values()), default=0)
         return self.process + sum(role["resident"] for role in self.roles.values()) + working
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Alternative:
-    """A placement with its best layouts: what the plan is compared with."""
+    """A placement with its best layouts, which the plan is compared with."""
 
     title: str
     """The roles that share devices, e.g. ``"actor reference (64) | critic reward (64)"``."""
@@ -557,7 +557,7 @@ def calls_view(calls: Iterable[PlannedCall]) -> list[dict[str, Any]]:
 
 
 def memory_view(memory: Iterable[PlannedMemory]) -> list[dict[str, Any]]:
-    """Return what devices hold as plain data."""
+    """Return the bytes that devices hold, as plain data."""
     return [{
         "pool": m.pool, "devices": list(m.devices), "device_name": m.device_name, "exists": m.exists, "asked": m.asked,
         "process": m.process, "roles": {name: dict(parts) for name, parts in m.roles.items()},

@@ -20,11 +20,11 @@ from pathlib import Path
 from hfsdk.core.errors import PlacementError
 
 COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
-"""Variables that say where a library keeps what it compiled, with the folder of each."""
+"""Variables that say where a library keeps its compiled code, with the folder of each."""
 
 
 def in_use(place: Path) -> dict[str, str]:
-    """Return what the environment of a session's process lacks to keep out of places that others share.
+    """Return the variables that a session's process lacks to keep out of places that others share.
 
     Args:
         place: a folder that this user alone can open.
@@ -37,8 +37,8 @@ def in_use(place: Path) -> dict[str, str]:
 def keep_compiled() -> None:
     """Have this process keep compiled code where nobody else can put any, before it imports what makes torch's folder.
 
-    transformers does, for a tokenizer. Where torch looks is set for the process, as torch itself does it; where there is no place
-    of one's own it is left as it is.
+    transformers does, for a tokenizer. Where torch looks is set for the process, as torch itself does it; where the user
+    has no private place the setting stays as it is.
     """
     name = next(iter(COMPILED))
     if sys.platform not in ("win32", "emscripten") and not os.environ.get(name) and (cache := _compiled()):

@@ -88,7 +88,7 @@ def left_out(names: Iterable[str]) -> str:
 
 
 def columns_of(source: Any, column: str) -> Mapping[str, Sequence[Any]]:
-    """Return the columns of the user's data; a list or a Series of what ``column`` holds is that column.
+    """Return the columns of the user's data; a list or a Series of values is the column ``column``.
 
     Raises:
         ColumnError: the columns differ in length, or the source is something else.
@@ -158,7 +158,7 @@ def question_of(
     prompt: Any, what: str, *, row: int = 0, columns: Mapping[str, Sequence[Any]] = {}, chat: bool = False,
     system: str | None = None,
 ) -> tuple[str, Any] | None:  # fmt: skip
-    """Return what a tokenizer is asked of a prompt, as (what, value); nothing of token ids.
+    """Return the question to a tokenizer about a prompt, as (method, value); ``None`` for token ids.
 
     Args:
         prompt: a text, token ids, or a conversation.
@@ -222,7 +222,7 @@ def is_token_ids(prompt: Any) -> bool:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Name the row in what a tokenizer or a template has against it."""
+    """Name the row in an error that a tokenizer or a template raises on it."""
     try:
         yield
     except OptionError as error:
@@ -230,7 +230,7 @@ def naming(what: str) -> Iterator[None]:
 
 
 def foresee(tokenizer: Any, requests: Iterable[tuple[str, Any]]) -> None:
-    """Tell a tokenizer what it will be asked, as (what, value): one that is elsewhere then has it all with one message."""
+    """Tell a tokenizer the questions to come, as (method, value): one in another process gets all with one message."""
     tell = getattr(tokenizer, "foresee", None)
     if tell is not None:
         tell(list(requests))

@@ -103,7 +103,7 @@ class ResponseLengths(NamedFields):
     @classmethod
     @checked
     def measured(cls, name: str) -> ResponseLengths:
-        """Return a distribution fitted to what a real run published; ``hfsdk.core.response_lengths.MEASURED`` has all of them.
+        """Return a distribution fitted to the numbers of a real run; ``hfsdk.core.response_lengths.MEASURED`` has all of them.
 
         Args:
             name: ``"math-4b"`` (Qwen3-4B on DAPO-Math, at most 32,768 tokens) or ``"agent-35b"`` (Qwen3.5-35B-A3B with tools).
@@ -172,11 +172,11 @@ MEASURED: Mapping[str, ResponseLengths] = {
         "The longest of as many is 11,100 by it, and was 10,353",
     ),
 }  # fmt: skip
-"""Distributions fitted to what real runs published, as facts; each says its source and what was fitted."""
+"""Distributions fitted to numbers that real runs published, as facts; each names its source and the numbers."""
 
 
 def draw_lengths(lengths: Any, sampling: Sampling, seed: int, positions: Array, copies: Array) -> Array:
-    """Return what a distribution of the user's draws, [rows].
+    """Return the lengths that a distribution of the user's draws, [rows].
 
     Raises:
         OptionError: it is not one whole number for every sample, from 1 to the most that is sampled.

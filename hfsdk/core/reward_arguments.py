@@ -38,7 +38,7 @@ def check_reward_function(function: Callable[..., Any], kind: str) -> None:
 
 
 def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments of a reward function, out of what there is.
+    """Return the positional and the named arguments of a reward function, out of the values there are.
 
     Args:
         function: the reward, as :func:`check_reward_function` wants it.
@@ -58,7 +58,7 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> tup
 
 
 def check_columns(function: Callable[..., Any], name: str, columns: Collection[str]) -> str:
-    """Return what a reward function must be given and is not, in words; ``""`` where nothing lacks.
+    """Return in words the arguments that a reward function needs and does not get; ``""`` where none lacks.
 
     Args:
         function: the reward, as :func:`check_reward_function` wants it.

@@ -111,7 +111,7 @@ class RewardProbe:
 
     @property
     def failed(self) -> dict[int, SampleOutcome]:
-        """Row -> what went wrong: raised, took too long, ended its process, is no score (NaN, infinite, no number)."""
+        """Row -> its failure: raised, took too long, ended its process, is no score (NaN, infinite, no number)."""
         return {row: outcome for row, outcome in enumerate(self.outcomes) if outcome.failure}
 
     @property
@@ -370,7 +370,7 @@ def ranks(x: Array) -> Array:
 
 
 def same_order(x: Array, y: Array) -> tuple[float, int]:
-    """Return in what share of pairs two lists have the same order, and how many pairs are told apart by both.
+    """Return the share of pairs that two lists have in the same order, and the number of pairs that both tell apart.
 
     Pairs that are equal in a list have no order there and are not counted; NaN where there is none.
     """

@@ -236,7 +236,7 @@ class RoleSpec:
     generated_by: str = ""
     """The shadow that generates for this actor, where there is one; ``rollout`` is then its layout."""
     shadow_of: str = ""
-    """The trained role whose weights this one generates or infers with, on a pool of its own (a *shadow*, arXiv 2312.11819)."""
+    """The trained role whose weights this one generates or infers with, on its own pool (a *shadow*, arXiv 2312.11819)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

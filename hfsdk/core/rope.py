@@ -1,6 +1,6 @@
 """How a model's rotary positions are stretched beyond the text it was first trained on.
 
-Each pair of a head's dimensions turns at a rate of its own: the first by one radian a token, the last hardly at all::
+Each pair of a head's dimensions turns at its own rate: the first by one radian a token, the last hardly at all::
 
     rope type    pairs that turn often    in between                  pairs that turn seldom     cosines and sines
     llama3       as they were             blended by the wave         factor times slower        as they were

@@ -1,4 +1,4 @@
-"""``Rows``: a list of dicts of numbers that takes few bytes, for what a session keeps of every step it ever took.
+"""``Rows``: a list of dicts of numbers that takes few bytes, for the metrics of every step that a session ever took.
 
 The values of one key lie side by side in an array, floats and whole numbers as eight bytes each::
 

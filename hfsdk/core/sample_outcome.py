@@ -30,7 +30,7 @@ class SampleOutcome:
 
 
 def named(row: int, text: str, outcome: SampleOutcome) -> str:
-    """Return what to say of a sample that failed: its number, its text's beginning, what went wrong and where."""
+    """Return the message on a sample that failed: its number, its text's beginning, what went wrong and where."""
     shown = text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…"
     at = f" (at {outcome.line})" if outcome.line else ""
     return f"sample {row} ({shown!r}): {outcome.message}{at}"

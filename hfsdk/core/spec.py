@@ -46,7 +46,7 @@ HEAD_CLASSES = {"lm": "ForCausalLM", "scalar": "ForSequenceClassification"}
 """Head of a model -> how transformers' class names with it end."""
 
 SCALAR_HEAD_NAMES = ("score.weight", "value_head.weight")
-"""Names of a scalar head in a model's folder; the first is transformers' and what is written."""
+"""Names of a scalar head in a model's folder; the first is transformers' and is the one that is written."""
 
 FAMILIES = {prefix + end: family for family, prefix in CLASS_PREFIXES.items() for end in HEAD_CLASSES.values()}
 """Hugging Face architecture name -> family."""
@@ -134,7 +134,7 @@ WITHOUT_EFFECT = {
     "what a scorer of hfsdk's adds": ("hfsdk_score",),
     "how texts are drawn": SAMPLING,
 }  # fmt: skip
-"""Keys of a ``config.json`` that change no number of a model's: what they are about -> which."""
+"""Keys of a ``config.json`` that change no number of a model's, by their subject."""
 
 
 READ = (
@@ -143,7 +143,7 @@ READ = (
     "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "sliding_window",
     "use_sliding_window",
 )  # fmt: skip
-"""Keys that say what is computed, but for the rotary positions."""
+"""Keys that decide the computation, except those of rotary positions."""
 
 READ_BESIDE = (
     "layer_types", "bias", "qkv_bias", "rope_scaling", "rope_parameters", "rope_theta", "original_max_position_embeddings",
@@ -164,7 +164,7 @@ KNOWN_OF_ROPE = frozenset((*READ_OF_ROPE, *NEUTRAL, "finetuned"))
 
 
 def only_read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked config with what is read of it, and no other key: what a library makes of those nobody has looked at.
+    """Return a checked config with the keys that are read and no other: nobody knows what a library would do with the rest.
 
     transformers makes a list of ``num_labels`` labels, however many these are.
     """
@@ -184,7 +184,7 @@ def only_read(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require(condition: bool, name: str, has: str, runs: str) -> None:
-    """Refuse a model that has something else than what hfsdk runs.
+    """Refuse a model with anything that hfsdk does not run.
 
     Raises:
         UnsupportedModelError: the condition does not hold.
@@ -330,7 +330,7 @@ def check_heads(family: str, hidden_size: int, num_heads: int, name: str) -> Non
 
 
 def kv_heads_of(config: Mapping[str, Any], family: str, num_heads: int) -> Any:
-    """Return the key/value heads; where they are not named, what transformers takes."""
+    """Return the key/value heads; where they are not named, transformers' default."""
     return config.get("num_key_value_heads", 8 if family == "mistral" else num_heads) or num_heads
 
 
@@ -379,7 +379,7 @@ class LatentAttention(NamedFields):
     q_rank: Some
     """Width of the compressed queries (``q_lora_rank``)."""
     kv_rank: Some
-    """Width of the compressed keys and values, which is what the cache holds (``kv_lora_rank``)."""
+    """Width of the compressed keys and values, which the cache holds (``kv_lora_rank``)."""
     rope_dim: Some
     """Width of the key part with rotary positions, one for all heads and in the cache as well (``qk_rope_head_dim``)."""
     nope_dim: Some
@@ -392,12 +392,12 @@ class LatentAttention(NamedFields):
 
     @property
     def head_dim(self) -> int:
-        """Mean width of a head's products with scores and with values: what attention's FLOPs come from."""
+        """Mean width of a head's products with scores and with values, from which attention's FLOPs come."""
         return (self.nope_dim + self.rope_dim + self.value_dim) // 2
 
 
 def latent_tensors(attention: LatentAttention, hidden: int, heads: int) -> dict[str, tuple[int, ...]]:
-    """Return a layer's weights by Hugging Face name; what ends in ``_b_proj`` or is ``o_proj`` is cut over heads."""
+    """Return a layer's weights by Hugging Face name; ``o_proj`` and those that end in ``_b_proj`` are cut over heads."""
     return {
         "q_a_proj.weight": (attention.q_rank, hidden),
         "q_a_layernorm.weight": (attention.q_rank,),
@@ -410,7 +410,7 @@ def latent_tensors(attention: LatentAttention, hidden: int, heads: int) -> dict[
 
 
 def refuse_experts(what: str, experts: object, name: str) -> None:
-    """Refuse what is not modelled for mixtures of experts.
+    """Refuse features that are not modelled for mixtures of experts.
 
     Raises:
         UnsupportedModelError: the model is one.
@@ -426,7 +426,7 @@ Dtype = Annotated[str, OneOf(*DTYPE_BYTES)]
 
 Heads = Annotated[int, Within(1, 10**5)]
 Width = Annotated[int, Within(1, 10**7)]
-"""Sizes of a model, bounded by some hundred times what the largest models have, so that a slip is told."""
+"""Sizes of a model, bounded by some hundred times those of the largest models, so that a slip is told."""
 
 
 @documented

@@ -1,4 +1,4 @@
-"""``StorePath``: a place in an object store, with what saves need of a ``pathlib.Path``; fsspec reaches it.
+"""``StorePath``: a place in an object store, with the part of ``pathlib.Path`` that saves need; fsspec reaches it.
 
 ::
 
@@ -95,7 +95,7 @@ class StorePath(str):
         return SimpleNamespace(st_size=int(info["size"]))
 
     def iterdir(self) -> Iterator[StorePath]:
-        """Return what is below it by one slash; nothing where there is nothing."""
+        """Return the entries directly below it; none where there is nothing."""
         names: list[str] = []
         with _asking(self, "read") as store, suppress(FileNotFoundError):
             own_name = store._strip_protocol(str(self)).rstrip("/")
@@ -153,7 +153,7 @@ class StorePath(str):
             pass
 
     def write_bytes(self, content: bytes) -> None:
-        """Put a whole object in place of what was there."""
+        """Put a whole object in place of the old one."""
         with _asking(self, "written", missing=False) as store:
             store.pipe_file(str(self), content)
 
@@ -182,7 +182,7 @@ class Upload:
         self._complete = False
 
     def write(self, data: Any) -> int:
-        """Write, and send what has come together.
+        """Write, and send a part whenever enough has come together.
 
         Raises:
             CheckpointError: the store does not take it.
@@ -201,7 +201,7 @@ class Upload:
         self._complete = True
 
     def discard(self) -> None:
-        """Let go of what was sent, unless all was."""
+        """Give up the parts that were sent, unless all were."""
         if self._complete:
             return
         with suppress(Exception):
@@ -276,7 +276,7 @@ def _store(protocol: str, path: StorePath) -> Any:
 
 @contextmanager
 def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any]:
-    """Give the store, and tell what it refuses; ``missing``: that there is no such object is the caller's to know."""
+    """Give the store, and turn its errors into ``CheckpointError``; with ``missing`` the caller gets ``FileNotFoundError``."""
     protocol = path.partition("://")[0]
     try:
         yield _store(protocol, path)
@@ -294,5 +294,5 @@ def _asking(path: StorePath, done: str, *, missing: bool = True) -> Iterator[Any
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without what an address may carry of passwords, tokens and signatures."""
+    """Return a text without the passwords, tokens and signatures that an address may carry."""
     return re.sub(r"\?[^\s'\"]+", "?...", re.sub(r"://[^/\s'\"]*@", "://...@", text))

@@ -1,7 +1,7 @@
 """The abilities of the system that hfsdk runs on: to run the engines, start threads, have temporary folders.
 
 The engines run on Linux. Simulation, plans and pictures run wherever Python does, also without threads (a Python in a browser,
-as Pyodide, has none to start): work that otherwise has a thread of its own is then done on the user's. A simulated session
+as Pyodide, has none to start): work that otherwise has its own thread is then done on the user's. A simulated session
 carries each call out as it is submitted, a picture is sent as it is published, a save returns when it is complete.
 """
 

@@ -228,7 +228,7 @@ Column = Array | Ragged | list[Any]
 
 
 def _each(rows: Any) -> Iterator[Any]:
-    """Yield what the user's own object has, one after another."""
+    """Yield the rows of the user's own object, one after another."""
     try:
         yield from rows
     except Exception as error:

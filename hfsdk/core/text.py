@@ -1,4 +1,4 @@
-"""Texts for a terminal: what users wrote reaches it as text, never as orders to it."""
+"""Texts for a terminal: a user's words reach it as text, never as orders to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def printable(text: str) -> str:
-    """Return text in which control characters (C0 but tab and line feed, DEL, C1) and what is no UTF-8 are ``�``.
+    """Return text in which control characters (C0 but tab and line feed, DEL, C1) and bytes that are no UTF-8 are ``�``.
 
     An escape sequence in a name or a sample could otherwise clear a terminal, retitle it or hide what follows. Characters that turn
     the direction of what follows (embeddings, overrides, isolates: Unicode's annex 9) could show it in another order.

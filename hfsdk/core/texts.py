@@ -35,7 +35,7 @@ Encoded = tuple[list[int], list[int]]
 
 
 class Example(TypedDict):
-    """A prompt and what goes on with it, as plain data: it may be turned into tokens on another machine."""
+    """A prompt and the text that goes on with it, as plain data: it may be turned into tokens on another machine."""
 
     prompt: str | Chat | None
     """A text, a conversation before the answer, or ``None`` where the prompt is token ids, or there is none."""
@@ -48,7 +48,7 @@ class Example(TypedDict):
 
 
 PROBE = "xyzzy"
-"""A text that no template writes, to see what one writes around it."""
+"""A text that no template writes, to see the tokens around it."""
 
 FIELDS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
 """Entries of a message that a template has to read, or its reader would learn another text."""
@@ -94,7 +94,7 @@ class Codec(Protocol):
         ...
 
     def ends_of_files(self, behind_answers: Sequence[int]) -> TurnEnds:
-        """Return what ends a turn by the model's files, and by what its template writes behind an answer."""
+        """Return the tokens that end a turn by the model's files, and by its template."""
         ...
 
 
@@ -148,7 +148,7 @@ class Texts:
         return list(dict.fromkeys([*(note for ends in self._ends.values() for note in ends.notes), *self._notes]))
 
     def ends(self, *, chats: bool) -> TurnEnds:
-        """Return what ends a turn.
+        """Return the tokens that end a turn.
 
         Args:
             chats: whether to look at the chat template, which takes transformers seconds to import.
@@ -167,7 +167,7 @@ class Texts:
         same = common_beginning(start, both)
         if same == len(start) or cut_back:
             return both[:same], both[same:]
-        # The last token of the prompt goes on into the response; what was generated began with a token of its own, so the response
+        # The last token of the prompt goes on into the response; what was generated began with its own token, so the response
         # is encoded alone.
         alone = self._codec.plain(response)
         if self._codec.decode(start + alone) != self._codec.decode(start) + response:  # it puts a space before a first word
@@ -327,7 +327,7 @@ class Texts:
 
 
 def _calling(content: str, result: str = "a") -> tuple[Message, Message]:
-    """Return an answer that calls a tool, and what the tool gives."""
+    """Return an answer that calls a tool, and the tool's result."""
     call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {}}}
     answer: Message = {"role": "tool", "content": result, "tool_call_id": "123456789", "name": "f"}
     return {**_said(ASSISTANT, content), "tool_calls": [call]}, answer
@@ -344,7 +344,7 @@ def common_beginning(first: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def shared_beginning(first: Any, other: Any) -> Any:
-    """Return what two texts or two lists of token ids begin with; of texts whole words, where words are written apart."""
+    """Return the common beginning of two texts or two lists of token ids; of texts whole words, where words are written apart."""
     same = common_beginning(first, other)
     if not isinstance(first, str) or same == min(len(first), len(other)):
         return first[:same]

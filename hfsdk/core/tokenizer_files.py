@@ -89,7 +89,7 @@ def named_tokens(folder: str | Path) -> set[str]:
 
 
 def unreadable(folder: str | Path, name: str, error: BaseException) -> BaseException:
-    """Return what to raise where a library could not read a tokenizer: of an interrupt itself, else a sentence."""
+    """Return the error to raise where a library could not read a tokenizer: an interrupt itself, else one with a sentence."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return error
     reason = shown_text(str(error)) or type(error).__name__

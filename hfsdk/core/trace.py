@@ -1,4 +1,4 @@
-"""``Span`` and ``Trace``: what happened in a session, or is predicted to happen, with times.
+"""``Span`` and ``Trace``: the events of a session, measured or predicted, with their times.
 
 A call of the dataflow is a *call span* on the controller's lane; under it every worker rank records *worker spans* with the
 names below. Measured and predicted spans have the same type and differ in ``predicted``.
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 KEPT_STEPS = 50
-"""Newest steps of which a session keeps calls and spans; of older ones it keeps what the history tells."""
+"""Newest steps of which a session keeps calls and spans; of older ones only the history is left."""
 DISPATCH_NS = 5_000_000
-"""A call that began at most so long after what it needed had waited for that."""
+"""A call that began at most so long after the end of its inputs had waited for them."""
 CLOCK_SLACK_NS = 1_000_000
 """A call that ended at most so long after another began counts as before it (clocks of two processes)."""
 
@@ -94,7 +94,7 @@ class Span:
 
     @property
     def end_ns(self) -> int | None:
-        """End in nanoseconds, or ``None`` while it runs (also where what was recorded is no number)."""
+        """End in nanoseconds, or ``None`` while it runs (also where the recorded one is no number)."""
         took = self.duration_s
         return None if took is None or not math.isfinite(took) else self.start_ns + round(took * 1e9)
 
@@ -341,7 +341,7 @@ class Trace:
 
 
 def _measured(span: Span) -> Span:
-    """Leave out what is no number."""
+    """Leave out values that are no numbers."""
     unended = span.duration_s is not None and not math.isfinite(span.duration_s)
     if not unended and all(not isinstance(v, float) or math.isfinite(v) for v in span.attrs.values()):
         return span

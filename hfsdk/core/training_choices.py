@@ -1,6 +1,6 @@
 """How a role is trained where there are accelerators: one place for the engine that does it and the planner that counts its bytes.
 
-None of it changes what is computed, but sums are taken in another order; on processors all stays off, so that their numbers do not
+None of it changes a result, except that sums are taken in another order; on processors all stays off, so that their numbers do not
 change::
 
     sequence parallelism    tp > 1    norms and residuals, which tp ranks hold alike, are cut over them: activations shrink
@@ -30,7 +30,7 @@ class TrainingChoices:
 
 
 def choose_training(*, on_cpu: bool, tp: int, dp: int) -> TrainingChoices:
-    """Return what a layout's trainers do on processors or on accelerators. Pure.
+    """Return the choices of a layout's trainers on processors or on accelerators. Pure.
 
     Args:
         on_cpu: whether tensors are in the memory of processors.

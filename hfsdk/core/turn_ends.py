@@ -31,14 +31,14 @@ MOST_ENDS = 1000
 
 @dataclass(frozen=True)
 class TurnEnds:
-    """The tokens that end what a model says."""
+    """The tokens that end a model's turn."""
 
     ids: tuple[int, ...] = ()
     """The token ids that end a response: of a rollout, a demonstration or a pair."""
     text: int | None = None
     """Put behind a learned text that ends with none of them; ``None`` where the model has no such token."""
     notes: tuple[str, ...] = ()
-    """The disagreements of the sources, a sentence each, with what was chosen."""
+    """The disagreements of the sources, a sentence each, with the choice."""
 
     def behind(self, response: list[int]) -> list[int]:
         """Return a learned text with its end behind it, where it has none."""
@@ -50,7 +50,7 @@ class TurnEnds:
         cls, folder: str | Path, tokenizer: int | None = None, behind_answers: Iterable[int] = (), *,
         name: Callable[[int], str] = str,
     ) -> TurnEnds:  # fmt: skip
-        """Read a folder's files, and put together what all sources say.
+        """Read a folder's files, and put the ends from all sources together.
 
         Args:
             folder: the model's folder.

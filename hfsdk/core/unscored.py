@@ -23,7 +23,7 @@ SCORES = ("scores", "costs", "baseline_scores")
 """The built-in columns of one number per sample in which it may stand."""
 
 PART = "scores_of_"
-"""Beginning of the names of the columns that keep what each part of a weighted sum gave: a sample that a part did not score may be
+"""Beginning of the names of columns with the scores of each part of a weighted sum: a sample that a part did not score may be
 scored by the others, and what the sum says counts."""
 
 _OF_DTYPE = {

@@ -129,7 +129,7 @@ def read_json(folder: str | Path, name: str, *, error: type[HfsdkError] = ModelN
 
 
 def changed_json(folder: str | Path, name: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
-    """Return a JSON file's content for a file of one's own: as it is, byte for byte, where nothing in it is to change.
+    """Return a JSON file's content for a copy: byte for byte as it is, unless something in it is to change.
 
     Entries that name further files are left out (:func:`without_files`).
 
@@ -171,7 +171,7 @@ def absolute(path: str | Path, *, error: type[HfsdkError] = ModelNotFoundError) 
 
 
 def has_file(folder: str | Path, name: str) -> bool:
-    """Whether a folder has something of this name, whatever it is: opening it says what is wrong with it."""
+    """Whether a folder has anything of this name: opening it tells whether it can be read."""
     return os.path.lexists(os.path.join(folder, name))
 
 
@@ -270,7 +270,7 @@ def _place(folder: str, name: str) -> tuple[str, str]:
 
 @contextmanager
 def _telling(folder: str | Path, name: str, error: type[HfsdkError]) -> Iterator[None]:
-    """Tell what is wrong with a file in one sentence that names it."""
+    """Raise a file's problem as one sentence that names the file."""
     try:
         yield
     except _RefusedError as problem:
@@ -283,12 +283,12 @@ def _telling(folder: str | Path, name: str, error: type[HfsdkError]) -> Iterator
 
 
 def where(folder: str | Path, name: str) -> str:
-    """Return a file's path for a message; what a stranger wrote into its name gives a terminal no orders."""
+    """Return a file's path for a message; a name from a stranger gives a terminal no orders."""
     return f"{folder}/{name}" if name.isprintable() and len(name) < 200 else f"{folder}/{shown(name)}"
 
 
 def shown_reason(problem: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return an error's text in one line."""
     return shown_text(str(problem)) or type(problem).__name__
 
 
@@ -306,7 +306,7 @@ def most_bytes_of(name: str) -> int:
 
 
 def parse_json(content: bytes, *, most_parts: int = MOST_PARTS) -> Any:
-    """Return what JSON says.
+    """Return the value of JSON text.
 
     Args:
         content: the text, in UTF-8.
@@ -362,7 +362,7 @@ def private_copy(
     change: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
     error: type[HfsdkError] = ModelNotFoundError,
 ) -> Iterator[str]:
-    """Give a folder of one's own with copies of some files of another: of those that it has.
+    """Give a temporary folder with copies of some files of another, as far as that has them.
 
     Configurations are copied without what would have a library read further files (:func:`without_files`).
 

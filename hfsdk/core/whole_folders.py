@@ -29,7 +29,7 @@ HINTS = (
      f"A scalar head is read of critics and reward models, without a bias, by one name: {' or '.join(SCALAR_HEAD_NAMES)}."),
     (r"vision|visual|image|audio|speech|mm_|multi_modal", "It is of a tower for pictures or sounds; use a model of texts alone."),
 )  # fmt: skip
-"""Patterns of tensor names of models that hfsdk does not run -> what to do."""
+"""Patterns of tensor names of models that hfsdk does not run -> advice."""
 
 
 def check_model_weights(files: WeightFiles, spec: ModelSpec, *, scalar: bool = False) -> None:

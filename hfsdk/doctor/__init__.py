@@ -1,4 +1,4 @@
-"""``hf.doctor()``: what this machine has and lacks for hfsdk.
+"""``hf.doctor()``: the parts that hfsdk needs and this machine has or lacks.
 
 May import: core, assets, engine.process, engine.ray.
 """

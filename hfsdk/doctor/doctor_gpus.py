@@ -1,4 +1,4 @@
-"""Lines of ``hf.doctor()`` about a machine with an NVIDIA driver: the facts, and what follows from them."""
+"""Lines of ``hf.doctor()`` about a machine with an NVIDIA driver: the facts, and the advice that follows from them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Facts:
 
 
 def judge(facts: Facts) -> list[DoctorLine]:
-    """Return what the user reads, and what to do. Pure."""
+    """Return the lines for the user, with advice. Pure."""
     return [*_gpus(facts), *_builds(facts), *_seen(facts), *_tools(facts)]
 
 
@@ -157,7 +157,7 @@ def look() -> Facts:
 
 
 def parse_smi(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """Read what nvidia-smi lists: the GPUs and the driver's version. Lines that are no list (errors, warnings) are passed over."""
+    """Read nvidia-smi's list: the GPUs and the driver's version. Lines that are no list (errors, warnings) are passed over."""
     gpus, driver = [], ""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]

@@ -1,4 +1,4 @@
-"""``hf.doctor()``: what this machine has and lacks for hfsdk, and what its processes listen on."""
+"""``hf.doctor()``: the parts that hfsdk needs and this machine has or lacks, and the ports that its processes listen on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def missing(self) -> tuple[DoctorLine, ...]:
-        """The findings of what is missing."""
+        """The findings of missing parts."""
         return tuple(f for f in self.findings if f.state == MISSING)
 
     @property

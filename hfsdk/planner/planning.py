@@ -117,7 +117,7 @@ def plan_step(
 
 
 def _family(search: Search, cluster: ClusterSpec, steps: int) -> str:
-    """Say what was searched: among which plans, and how they were compared."""
+    """Say among which plans was searched, and how they were compared."""
     words = FAMILY + SHARING_CORES * cluster.shares_cores + (OVER_STEPS.format(steps) if steps else "")
     return words + FROM_MEMORY * search.sizes_are_open + search.shortened
 
@@ -125,7 +125,7 @@ def _family(search: Search, cluster: ClusterSpec, steps: int) -> str:
 def _nothing_fits(
     models: Sequence[RoleSpec], recorded: Recorded, cluster: ClusterSpec, placement: str
 ) -> DeviceMemoryError:  # fmt: skip
-    """Return the error that says what would do."""
+    """Return the error where nothing fits; it names a cluster that would suffice, or another placement."""
     if placement == "auto":
         return DeviceMemoryError(_does_not_fit(models, recorded, cluster))
     return DeviceMemoryError(
@@ -174,7 +174,7 @@ def planned_calls(solution: Solution) -> tuple[PlannedCall, ...]:
 
 
 def planned_memory(solution: Solution) -> tuple[PlannedMemory, ...]:
-    """Return what devices hold, devices that are alike together."""
+    """Return the bytes that devices hold, devices that are alike together."""
     leaf, space = solution.leaf, solution.leaf.space
     devices = leaf.devices()
     assert devices is not None
@@ -288,7 +288,7 @@ def _does_not_fit(roles: Sequence[RoleSpec], recorded: Recorded, cluster: Cluste
 
 
 def _also(roles: Sequence[RoleSpec], recorded: Recorded, kinds: Sequence[Kind]) -> Iterator[str]:
-    """Yield what takes less memory and some role does not have yet."""
+    """Yield the options that take less memory and that some role does not have yet."""
     if any(getattr(role, use) and use not in role.auto for role in roles for use in ("train", "rollout")):
         yield 'layouts left open ("auto"), where they are declared'
     if any(role.optimizer and not role.optimizer.distributed for role in roles):

@@ -149,7 +149,7 @@ def _judged(solution: Solution, made: Alternative) -> Alternative:
 
 
 def _chance(plan: Alternative, best: Alternative) -> float:
-    """Return what the lengths of one step alone make of difference between two plans, as a share of the better one's seconds.
+    """Return the difference between two plans that the lengths of one step alone make, as a share of the better one's seconds.
 
     The standard deviation, over the run's first steps, of the one's seconds less the other's.
     """
@@ -181,7 +181,7 @@ def _too_close(solution: Solution, best: Solution, bands: Bands) -> bool:
 
 
 def _why(plan: Alternative, best: Alternative) -> str:
-    """Say by which calls a plan loses; what runs side by side makes a step shorter than the sum of its calls."""
+    """Say by which calls a plan loses; calls side by side make a step shorter than their sum."""
     calls = {name: plan.calls.get(name, 0.0) - best.calls.get(name, 0.0) for name in {**best.calls, **plan.calls}}
     ranked = sorted(calls, key=lambda name: -abs(calls[name]))
     words = [f"{name} {_signed(calls[name])} s" for name in ranked[:3] if abs(calls[name]) >= 0.01 * best.seconds]
@@ -308,7 +308,7 @@ def least_over(roles: Sequence[tuple[RoleSpec, int]], recorded: Recorded, kind: 
 
 @lru_cache(maxsize=256)
 def _greed(role: RoleSpec, size: int, kind: Kind, longest: int) -> tuple[tuple[int, Least], ...]:
-    """Return what a role works with and holds in each of its layouts, once for all plans that ask."""
+    """Return the bytes that a role works with and holds in each of its layouts, once for all plans that ask."""
     laid = (with_layouts(role, layouts) for layouts in every_layout(role, kind, size, longest))
     each = (role_bytes(x if kind.on_cpu else with_least(x), size, on_cpu=kind.on_cpu, longest=longest) for x in laid)
     return tuple(

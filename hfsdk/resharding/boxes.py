@@ -118,7 +118,7 @@ def megatron_boxes(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int =
 
 
 def megatron_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
-    """Return what a Megatron rank holds before and after its layers: embedding; last norm and head.
+    """Return the boxes that a Megatron rank holds before and after its layers: embedding; last norm and head.
 
     A tied embedding is on the first and on the last stage, there under the name of the head. Adapters stand in layers only.
     """
@@ -190,7 +190,7 @@ def vllm_boxes(spec: ModelSpec, tp: int, tp_rank: int) -> list[Box]:
 
 
 def vllm_ends(spec: ModelSpec, layout: Layout, tp_rank: int, pp_rank: int) -> tuple[list[Box], list[Box]]:
-    """Return what a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
+    """Return the boxes that a vLLM rank needs before and after its layers; a tied embedding is on the first and last stage."""
     if isinstance(spec, AdapterSpec):
         return [], []
     embedding, head = "model.embed_tokens.weight", "lm_head.weight"
@@ -331,7 +331,7 @@ def inside(box: Box, start: Offsets) -> Offsets:
 
 
 def without(start: Offsets, size: Offsets, holes: Sequence[tuple[Offsets, Offsets]]) -> list[tuple[Offsets, Offsets]]:
-    """Return what is left of a box, (start, size), when others are cut out of it, as boxes that do not overlap."""
+    """Return the rest of a box, (start, size), when others are cut out of it, as boxes that do not overlap."""
     left = [(start, size)]
     for hole_start, hole_size in holes:
         left = [rest for piece in left for rest in _around(*piece, hole_start, hole_size)]
@@ -345,6 +345,7 @@ def _around(start: Offsets, size: Offsets, hole_start: Offsets, hole_size: Offse
         low, high = max(first, core_start[dim]), min(first + count, core_start[dim] + core_size[dim])
         if low >= high:
             return [(start, size)]
+        # What lies before and behind the hole in this dimension is cut off whole; the next dimension cuts the rest.
         for at, n in ((core_start[dim], low - core_start[dim]), (high, core_start[dim] + core_size[dim] - high)):
             if n:
                 boxes.append(((*core_start[:dim], at, *core_start[dim + 1 :]), (*core_size[:dim], n, *core_size[dim + 1 :])))

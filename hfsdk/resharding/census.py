@@ -1,4 +1,4 @@
-"""``Census``: the weights that are on each rank of a role at one moment, next to what its plan says."""
+"""``Census``: the weights that are on each rank of a role at one moment, next to those of its plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Census:
 
     @property
     def moment(self) -> str:
-        """``"training"``, ``"generating"``, or ``"both"`` where the rollout keeps a copy of its own (mode ``packed``)."""
+        """``"training"``, ``"generating"``, or ``"both"`` where the rollout keeps its own copy (mode ``packed``)."""
         return " and ".join(dict.fromkeys(resident.moment for resident in self.ranks))
 
     @property

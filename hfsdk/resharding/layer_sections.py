@@ -1,4 +1,4 @@
-"""The plan of a weight transition by sections: what is in no layer, and layers that lie alike on both sides, planned once.
+"""The plan of a weight transition by sections: tensors outside of layers, and layers that lie alike on both sides, planned once.
 
 So the plan of a large model is small: 80 layers over 8 stages are 8 sections of moves, not 80.
 """
@@ -22,12 +22,12 @@ from hfsdk.resharding.rank_order import Groups, RankOrder
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a plan: what is in no layer, or layers that move alike."""
+    """A part of a plan: the tensors outside of layers, or layers that move alike."""
 
     moves: tuple[Move, ...]
     """The moves of the first layer."""
     layers: range
-    """The layers that it stands for; empty for what is in none."""
+    """The layers that it stands for; empty for the tensors outside of layers."""
 
     @property
     def count(self) -> int:
@@ -112,6 +112,7 @@ def _count(present: Side, needed: Side, num_ranks: int) -> npt.NDArray[np.int64]
             counts[1, rank] += sum(box.numel for box in boxes)
             own = held_by.get(rank)
             if own is not None:
+                # Ranks of one side hold the same boxes, so their common elements are counted once for all of them.
                 if own not in in_common:
                     in_common[own] = _common(present[own][1], boxes)
                 counts[2, rank] += in_common[own]

@@ -75,7 +75,7 @@ class Taken:
     start: Offsets
     """Start of the box in the Hugging Face tensor, by the layout of the rank that takes it."""
     number: int
-    """Number of the box among those that ``move.source`` gives."""
+    """Number of the box among the boxes that ``move.source`` gives."""
 
 
 class Witness:
@@ -103,6 +103,7 @@ class Witness:
         for move in moves:
             of_source = numbers[move.source]
             key = move.source_local, move.source_start, move.size
+            # A box that several ranks take has one number: it is summed once where it leaves.
             number = of_source.setdefault(key, len(of_source))
             stays = move.source == move.target == rank and move.target_local in shared
             if move.source == rank and not stays and number not in sent:
@@ -124,7 +125,7 @@ class Witness:
         return len(self._numbers.get(source, ()))
 
     def number(self, source: int, key: Key) -> int:
-        """Return the number of a box among those that a rank gives."""
+        """Return the number of a box among the boxes that a rank gives."""
         return self._numbers[source][key]
 
 

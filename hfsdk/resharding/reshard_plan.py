@@ -290,7 +290,7 @@ class ReshardPlan:
     # ---- in numbers
 
     def volumes(self) -> list[Volume]:
-        """Return bytes a rank by the closed formulas of HybridFlow's table 2, and what this plan counts.
+        """Return bytes a rank by the closed formulas of HybridFlow's table 2, and as counted in this plan.
 
         M bytes of weights, training in t x p x d, generation in t_g x p_g x d_g x d::
 
@@ -351,7 +351,7 @@ class ReshardPlan:
     # ---- to look at
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture of the plan shows, as plain data."""
+        """Return plain data for a picture of the plan."""
         ranks, apart = [], self.num_ranks > self.train.size  # apart, the trainer goes on with its shard
         for rank in range(self.num_ranks):
             ranks.append({
@@ -375,7 +375,7 @@ class ReshardPlan:
 
     @checked
     def view_of(self, parameter: str) -> dict[str, Any]:
-        """Return what a picture of one of the rollout's parameters shows, as plain data: its rows or columns by rank.
+        """Return plain data for a picture of one of the rollout's parameters: its rows or columns by rank.
 
         Args:
             parameter: e.g. ``"model.layers.0.self_attn.qkv_proj.weight"``, which is cut by rows, or
@@ -459,7 +459,7 @@ def _axis(boxes: Sequence[Box], moves: Sequence[Move]) -> int:
 
 
 def _first(move: Move, axis: int, boxes: Sequence[Box]) -> int:
-    """Return where what is moved begins along an axis of its Hugging Face tensor, given its source's boxes."""
+    """Return where a move begins along an axis of its Hugging Face tensor, given its source's boxes."""
     for box in boxes:
         if box.local == move.source_local and box.tensor == move.tensor:
             ahead = [there - here for there, here in zip(move.source_start, box.local_start, strict=True)]

@@ -134,7 +134,7 @@ class ReshardReport:
         return pd.DataFrame(rows).set_index("rank")
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data: the plan's, with the measurements next to it."""
+        """Return plain data for a picture: the plan's, with the measurements next to it."""
         view = self.plan.view()
         received = [None if self.predicted else rank.bytes_received for rank in self.ranks]
         ranks = [{**rank, "measured": count} for rank, count in zip(view["ranks"], received, strict=True)]

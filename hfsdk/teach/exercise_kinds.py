@@ -24,14 +24,14 @@ NOTHING_YET = "It does nothing yet: write its body in place of ... and run the c
 
 
 class Exercise(Protocol):
-    """An exercise: what it says to an answer."""
+    """An exercise, which says something to an answer."""
 
     @property
     def because(self) -> str:
         """The reply to a right answer: why it is right."""
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Number:
     """Relative; absolute where the right answer is 0."""
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
         if isinstance(answer, bool) or not isinstance(answer, Real):
             return f"The answer is a number; this is {shown(answer)}."
         try:
@@ -73,7 +73,7 @@ class Choice:
     because: str
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
         word = answer.strip().strip(".") if isinstance(answer, str) else ""
         word = next((choice for choice in (self.right, *self.wrong) if choice.casefold() == word.casefold()), word)
         if word == self.right:
@@ -85,7 +85,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """The answer is a function; it is called, and must return what the right one does."""
+    """The answer is a function; it is called, and must return the same as the right one."""
 
     right: Callable[..., Any]
     cases: tuple[tuple[Any, ...], ...]
@@ -96,7 +96,7 @@ class Code:
     because: str
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
         if not callable(answer):
             return f"The answer is a function; this is {shown(answer)}. Write it with def, and give its name."
         results: list[Any] = []
@@ -136,7 +136,7 @@ class Loss:
     because: str
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
         if not callable(answer):
             return f"The answer is a function of out and b; this is {shown(answer)}."
         if find_spec("torch") is None:  # a kernel without engines
@@ -161,7 +161,7 @@ class StepCode:
     """The answer is an algorithm; its step runs in a simulated session, and its calls are counted."""
 
     calls: Mapping[str, int]
-    """How often each of these calls is made, e.g. ``{"critic.update": 0}``; what is not named is free."""
+    """How often each of these calls is made, e.g. ``{"critic.update": 0}``; others are free."""
     wrong: tuple[tuple[Callable[[list[str]], bool], str], ...]
     """Typical mistakes in a list of calls, each with its hint; the first that holds is given."""
     because: str
@@ -169,7 +169,7 @@ class StepCode:
     """The condition on the order of the calls, besides."""
 
     def hint(self, answer: Any) -> str | None:
-        """Return what leads on from a wrong answer, ``None`` where it is right."""
+        """Return a hint for a wrong answer, ``None`` for a right one."""
         if not callable(_called(getattr, (answer, "step", None))):
             return f"The answer is an algorithm, a class with a method step; this is {shown(answer)}."
         calls = _called(calls_of_step, (answer,))

@@ -1,4 +1,4 @@
-"""``hf.testing.exercise``: finds an exercise by its number and says what it thinks of an answer."""
+"""``hf.testing.exercise``: finds an exercise by its number and judges an answer."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def register_hooks() -> bool:
 
 
 def picture(obj: Any) -> Picture:
-    """Return the picture of what draws itself in a notebook, to save or to show elsewhere.
+    """Return the picture of an object that draws itself in a notebook, to save or to show elsewhere.
 
     ``picture(session.trace).save("trace.svg")``; also ``.html`` (interactive, offline), ``.png`` and ``.txt``.
 
@@ -170,7 +170,7 @@ def tokens_picture(
     clip_high: float | None = None,
     color: str | None = None,
 ) -> TokensPicture:
-    """Draw prompts and responses token by token; what ``batch.tokens(...)`` shows, with ``to_html``, ``to_svg``, ``to_text``.
+    """Draw prompts and responses token by token, as ``batch.tokens(...)`` does, with ``to_html``, ``to_svg``, ``to_text``.
 
     Args:
         batch: a batch with responses; the call waits for its columns.
@@ -218,7 +218,7 @@ def clip_picture(
     *,
     old: str = "old_log_probs",
 ) -> ClipPicture:
-    """Draw the histogram of PPO's ratio over the whole batch, and what share of tokens and of ``|advantage|`` is clipped.
+    """Draw the histogram of PPO's ratio over the whole batch, and the share of tokens and of ``|advantage|`` is clipped.
 
     Args:
         batch: a batch with advantages and the ratio's denominator.

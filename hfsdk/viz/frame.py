@@ -190,7 +190,7 @@ class Picture:
         raise NotImplementedError
 
     def to_svg(self) -> str:
-        """Return the picture as one static SVG document: what its module renders, laid out on paper.
+        """Return the picture as one static SVG document: its module's rendering, laid out on paper.
 
         Raises:
             ModuleNotFoundError: quickjs-ng is not installed.
@@ -229,7 +229,7 @@ class Picture:
 
     @checked
     def save(self, path: str | Path) -> Path:
-        """Write the picture as what the file's name ends with: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
+        """Write the picture in the format of the file's ending: ``.html`` (interactive, offline), ``.svg``, ``.png`` or ``.txt``.
 
         Raises:
             OptionError: another ending, or ``path`` is no path.
@@ -271,7 +271,7 @@ class Picture:
 class LivePicture:
     """A picture that changes while something runs.
 
-    ``publish`` may be called from any thread and as often as one likes: a thread of its own sends the newest view, at most
+    ``publish`` may be called from any thread and as often as one likes: its own thread sends the newest view, at most
     five times a second (once a second above 3,000 marks); where no thread can be started, ``publish`` sends it. ``freeze`` ends it.
     ``on_message`` takes what its buttons send. ``kept_as`` names the session it is of, where that outlives the kernel.
 
@@ -416,7 +416,7 @@ def paper_svg(name: str, view: Any) -> str:
     """Return the picture of a view as one SVG document with its own background, in both themes.
 
     The picture's ES module renders as it does in a browser, and ``static/paper.js`` lays out what it rendered. Each drawing is made
-    in a QuickJS context of its own: it keeps nothing and belongs to no thread.
+    in its own QuickJS context: it keeps nothing and belongs to no thread.
 
     Args:
         name: the name of the picture's module, e.g. ``"timeline"``.

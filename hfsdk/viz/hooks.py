@@ -55,7 +55,7 @@ def register(ipython: Any) -> None:
 
 
 def _offered(obj: PublicNames, names: Sequence[str]) -> list[str]:
-    """Return what Tab offers of an object, out of all the names that its class has."""
+    """Return the names that Tab offers of an object, out of all those of its class."""
     offered = set(dir(obj))
     return [name for name in names if name in offered]
 
@@ -145,7 +145,7 @@ def run_picture(run: Any) -> DashboardPicture:
 
 
 def pressed(run: Any) -> Callable[[Mapping[str, Any]], None]:
-    """Return what takes the message of a run's button: ``{"action": "pause"}``."""
+    """Return a function that takes the message of a run's button: ``{"action": "pause"}``."""
     buttons = {"pause": run.pause, "resume": run.resume, "step": run.step, "stop": run.stop}
 
     def press(content: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ class Dashboard:
 def _show(
     obj: Any, take: Callable[[], Picture], on_message: Callable[[Mapping[str, Any]], None] | None = None
 ) -> threading.Thread | None:
-    """Show what has ``running``: live while that is true."""
+    """Show an object that has ``running``: live while that is true."""
     from IPython.core.getipython import get_ipython
     from IPython.display import display
 

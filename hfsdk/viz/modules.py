@@ -33,7 +33,7 @@ def esm(name: str) -> str:
 
 
 def _needed(name: str) -> list[str]:
-    """Return a file and its imports, each before what it needs itself."""
+    """Return a file and its imports, each behind its own imports."""
     names: dict[str, None] = {name: None}
     for part in _IMPORT.findall(static(f"{name}.js")):
         for needed in _needed(part):

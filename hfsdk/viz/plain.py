@@ -1,4 +1,4 @@
-"""View data as every host can hold it: what no JSON, UTF-8 or XML knows is replaced before anything is drawn."""
+"""View data as every host can hold it: values unknown to JSON, UTF-8 or XML are replaced before anything is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain(view: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return text without control characters and what no XML and no UTF-8 can hold."""
+    """Return text without control characters and those that no XML and no UTF-8 can hold."""
     return printable(text)
 
 

@@ -42,7 +42,7 @@ def png_of(svg: str, zoom: float) -> bytes:
 
 
 def _fonts() -> dict[str, Any]:
-    """Return resvg's options: what stands for a family that this machine lacks, and the files to find it in."""
+    """Return resvg's options: fonts in place of families that this machine lacks, and the files to find them in."""
     files = _shipped()
     if files:
         return {"font_files": files, **_families(SANS[0], MONO[0])}

@@ -120,7 +120,7 @@ def session_html(data: Mapping[str, Any]) -> str:
 
 
 def sessions_html(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the kept sessions: what each is and does, and who has it.
+    """Return the kept sessions: each one's devices, roles and run, and who has it.
 
     ``rows``: ``{"name", "devices", "since", "roles": [name], "run", "attached", "left", "column_bytes"}``.
     """
@@ -143,7 +143,7 @@ def sessions_html(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def snapshot_html(data: Mapping[str, Any]) -> str:
-    """Return a snapshot: which role's state lies where, how many bytes, and what it shares (``Snapshot.view()``)."""
+    """Return a snapshot: where each role's state lies, its bytes, and those it shares (``Snapshot.view()``)."""
     rows = [
         [
             _cell(p["role"], "hf-left"), _cell(p["updates"]), _cell(p["layout"], "hf-left", code=True), _cell(p["node"]),

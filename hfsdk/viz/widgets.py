@@ -34,7 +34,7 @@ class Going(Protocol):
 
 
 def widget_of(obj: Any) -> Any:
-    """Return the anywidget of a noun or a picture; it follows what still runs until that has ended.
+    """Return the anywidget of a noun or a picture; it follows a running one until that has ended.
 
     Raises:
         OptionError: there is no picture of such an object.
@@ -55,7 +55,7 @@ class ImagePicture(Picture):
     name = "image"
 
     def to_text(self) -> str:
-        """Return the text form of what it shows."""
+        """Return the text form of its picture."""
         return str(self.view["text"])
 
 

@@ -54,7 +54,7 @@ BLOCK_BYTES = 64 * 2**20
 none."""
 
 GIVE_BACK_EVERY = 16
-"""Updates of packed weights after which what they left free in the heap is returned to the system; that takes about 4 ms."""
+"""Updates of packed weights after which the heap's free pages are returned to the system; that takes about 4 ms."""
 
 PACKED_ROUNDING = {4: 1e-4, 2: 0.03}
 """Largest distance of a packed layer's product from the plain one's, relative to its largest number, by the bytes of a number."""
@@ -89,7 +89,7 @@ def environment(num_threads: int = 1) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Set what is still missing of :func:`environment`, before vLLM is imported for the first time.
+    """Set the variables of :func:`environment` that are still missing, before vLLM is imported for the first time.
 
     Raises:
         RuntimeError: vLLM was imported with its engine in another process, which cannot share this one's groups.
@@ -113,7 +113,7 @@ def prepare() -> None:
 
 
 def make_ready() -> None:
-    """Import, and do once, what the first engine of a process would: forks of this process have it, then."""
+    """Do the imports and preparations of a process's first engine once: forks of this process have them, then."""
     import vllm.model_executor.layers.quantization.online.base
     import vllm.renderers.hf
     import vllm.v1.worker.cpu_worker  # noqa: F401

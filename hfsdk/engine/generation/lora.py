@@ -61,7 +61,7 @@ def slot_numbers(spec: ModelSpec, lora: LoRA, tp: int, tp_rank: int) -> int:
 
 
 def engine_arguments(spec: ModelSpec, lora: LoRA, num_slots: int) -> dict[str, Any]:
-    """Return what vLLM's ``EngineArgs`` are given for adapters: on these layers alone, the embedding and the head have none."""
+    """Return the arguments of vLLM's ``EngineArgs`` for adapters: on these layers alone, the embedding and the head have none."""
     layers = {box.local.rsplit(".", 3)[1] for box in vllm_boxes(AdapterSpec.of(spec, lora), 1, 0)}
     return {
         "enable_lora": True, "max_loras": num_slots, "max_lora_rank": padded_rank(lora.rank),
@@ -160,7 +160,7 @@ class AdapterSlots:
         self._written.add(slot)
 
     def readable(self, slot: int) -> dict[str, torch.Tensor]:
-        """Return what the engine multiplies with, B times its scale; nothing of a slot that is not written."""
+        """Return the tensors that the engine multiplies with, B times its scale; none of a slot that is not written."""
         return dict(self._targets[slot]) if slot in self._written else {}
 
     def forget(self) -> None:
@@ -171,7 +171,7 @@ class AdapterSlots:
         self._manager._last_mapping = None
 
     def requests(self, adapter: Adapter, num_rows: int) -> list[Any]:
-        """Return what vLLM is told of each row's adapter.
+        """Return vLLM's request for each row's adapter.
 
         Raises:
             OptionError: there is no such slot.

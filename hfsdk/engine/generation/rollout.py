@@ -249,7 +249,7 @@ class Rollout:
         self._forget_prefixes()
 
     def readable_adapters(self, slot: int = 0) -> dict[str, torch.Tensor]:
-        """Return what a slot's rows are multiplied with, B times its scale; nothing of a slot that is not in use."""
+        """Return the tensors that a slot's rows are multiplied with, B times its scale; none of a slot that is not in use."""
         return self._slots().readable(slot)
 
     def _slots(self) -> AdapterSlots:
@@ -357,7 +357,7 @@ class Rollout:
                 self._settle()
 
     def _settle(self) -> None:
-        """Take what is still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""
+        """Take the step still under way: with asynchronous scheduling a step is launched before it is known that all rows ended."""
         while self._core.engine_core.batch_queue:
             self._core.get_output()
 
@@ -498,7 +498,7 @@ class GenerationRun:
         self.broken = False
         """Whether the engine itself raised, and may not come out of its next step."""
         self.drawn = 0
-        """Checksum of all tokens so far, and of what ended, in the order in which they came."""
+        """Checksum of all tokens so far, and of the rows that ended, in the order in which they came."""
         self.num_started = 0
         """Rows with at least one token."""
         self._bound = len(self.rows) * sampling.max_new_tokens
@@ -562,7 +562,7 @@ class GenerationRun:
         }  # fmt: skip
 
     def columns(self) -> dict[str, Column]:
-        """Return what the call writes."""
+        """Return the columns that the call writes."""
         rows = list(self.rows.values())
         return {
             "response": Ragged.of([row.tokens for row in rows], np.int32),
@@ -574,7 +574,7 @@ class GenerationRun:
 def check_request(
     spec: ModelSpec, longest: int, prompts: Ragged, seeds: npt.NDArray[np.int64], sampling: Sampling, row_ids: Sequence[int] | Any
 ) -> None:
-    """Check what a rollout is asked to generate.
+    """Check the request to a rollout.
 
     Args:
         spec: the spec of its model.

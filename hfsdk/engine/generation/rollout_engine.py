@@ -1,4 +1,4 @@
-"""vLLM's engine for one rank: which models it can generate with, what it is told, and how it is built."""
+"""vLLM's engine for one rank: the models it can generate with, its arguments, and how it is built."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def engine_arguments(
     lora: LoRA | None = None,
     adapters: int = 1,
 ) -> dict[str, Any]:
-    """Return what vLLM's ``EngineArgs`` are given: see :class:`Rollout`.
+    """Return the arguments of vLLM's ``EngineArgs``: see :class:`Rollout`.
 
     ``gpu_share`` is :func:`gpus.memory_share`, ``None`` on CPU; ``sleeps`` is :func:`gpus.sleeps`; ``timeout`` is how long ranks
     wait for each other, :func:`rendezvous.world_timeout`.
@@ -160,7 +160,7 @@ def engine_arguments(
 
 
 def _share(spec: ModelSpec, tp: int, dtype: str, cache: int, lora: LoRA | None, adapters: int) -> float:
-    """Return the share of this GPU that vLLM is given: what the trainer leaves free, once torch has given back what it holds."""
+    """Return the share of this GPU that vLLM is given: the part that the trainer leaves free, torch's cache emptied."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     numbers = sum(box.numel for box in vllm_boxes(spec, tp, 0))

@@ -150,6 +150,7 @@ class Scorer:
             params = SamplingParams(
                 max_tokens=1, temperature=0.0, prompt_logprobs=0 if scored else None, logprobs=0, detokenize=False, skip_clone=True
             )
+            # One token of the engine's length must stay free: even with max_tokens=1 vLLM generates one.
             prompt = {"type": "token", "prompt_token_ids": tokens[: self._longest - 1].tolist()}
             processed = self._engine.input_processor.process_inputs(name, prompt, params, tasks, lora_request=self._loras[row])
             self._core.add_request(processed)
@@ -168,6 +169,7 @@ class Scorer:
                             waiting.discard(output.request_id)
                 except Exception as problem:
                     error = problem
+                # An error on one rank is told to all before any of them waits in a collective of the next step.
                 self._safe.agree(self._group, error)
         finally:
             self._core.abort_requests(list(waiting))

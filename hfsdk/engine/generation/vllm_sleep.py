@@ -29,11 +29,11 @@ STEPS: dict[tuple[str, str], str] = {
     ("asleep", "filling"): "weights", ("filling", "filling"): "", ("awake", "filling"): "",
     ("filling", "awake"): "kv_cache", ("awake", "awake"): "",
 }  # fmt: skip
-"""(state, target) -> what vLLM is told: to sleep, to wake the memory of this name, or nothing."""
+"""(state, target) -> the order to vLLM: to sleep, to wake the memory of this name, or nothing."""
 
 
 def step(state: str, target: str) -> str:
-    """Return what vLLM is told so that it reaches the state ``target``, ``""`` for nothing.
+    """Return the order by which vLLM reaches the state ``target``, ``""`` for none.
 
     Raises:
         RuntimeError: it cannot be reached from this state in one step.
@@ -51,7 +51,7 @@ class Sleeper(Protocol):
         ...
 
     def wake(self, name: str) -> None:
-        """Bring the memory of ``"weights"`` or ``"kv_cache"``; what is in it is undefined."""
+        """Bring the memory of ``"weights"`` or ``"kv_cache"``; its content is undefined."""
         ...
 
     def restore(self) -> None:
@@ -108,7 +108,7 @@ class Sleep:
         return True
 
     def close(self) -> None:
-        """Bring everything, before the engine frees it: vLLM's allocator cannot free what is not mapped."""
+        """Bring everything, before the engine frees it: vLLM's allocator cannot free memory that is not mapped."""
         if self.state == "asleep":
             self.to("filling")
         if self.state == "filling":
@@ -154,17 +154,17 @@ class VllmSleep:
         core.resume_scheduler()
 
     def drop(self) -> None:
-        """Have the worker unmap the weights; what was never mapped is passed over."""
+        """Have the worker unmap the weights; those that were never mapped are passed over."""
         self._engine.collective_rpc("discard", args=(("weights",),))
 
     def free_bytes(self) -> int:
-        """Return what is free on this GPU, torch's own cache emptied, as vLLM does when it sleeps and wakes."""
+        """Return the free bytes of this GPU, torch's own cache emptied, as vLLM does when it sleeps and wakes."""
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
 
 def forget_shared_buffers() -> None:
-    """Have the next engine of this process make its own rotary positions: those that vLLM keeps for it sleep with this one."""
+    """Have the next engine of this process make its own rotary positions: vLLM's kept ones sleep with this engine."""
     from vllm.model_executor.layers import rotary_embedding
 
     rotary_embedding._ROPE_DICT.clear()

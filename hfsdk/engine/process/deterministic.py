@@ -1,6 +1,6 @@
 """The deterministic mode of a worker on a GPU: the same calls on the same GPUs give the same bits.
 
-Kernels add floats in an order of their own, and floats do not add up to the same in another order. What is done about each::
+Kernels add floats in their own order, and floats do not add up to the same in another order. What is done about each::
 
     who adds                        why its order changes                    what is told
     torch's kernels                 atomics                                  use_deterministic_algorithms; raises where it has none
@@ -28,7 +28,7 @@ has no gradient."""
 
 
 def environment(deterministic: bool) -> dict[str, str]:
-    """Return what a worker process must have in its environment before it uses its GPU; nothing where there is none."""
+    """Return the variables that a worker process must have before it uses its GPU; none where there is no GPU."""
     if not deterministic or not has_driver():
         return {}
     return {

@@ -1,6 +1,6 @@
 """How this process's gloo groups are made: they share a thread that looks for messages, and nobody else gets into one.
 
-*One thread.* Gloo gives each group a device of its own, and each device a thread that wakes up a hundred times a second. A role has
+*One thread.* Gloo gives each group its own device, and each device a thread that wakes up a hundred times a second. A role has
 up to seven groups and vLLM makes more, so that a worker at rest would be kept busy by them. Groups on the same interface share a
 device here; what they send and receive is the same.
 
@@ -273,7 +273,7 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
     others = [other for other in range(size) if other != rank]
 
     def exchange(tag: int, own: dict[int, bytes], wanted: dict[int, bytes]) -> list[int]:
-        """Return the ranks that do not send what is wanted of them."""
+        """Return the ranks that have not sent the wanted bytes."""
         buffers = {other: torch.zeros(HASH_BYTES, dtype=torch.uint8) for other in others}
         receiving = {other: group.recv([buffers[other]], other, tag) for other in others}
         sending = [group.send([torch.tensor(list(own[other]), dtype=torch.uint8)], other, tag) for other in others]
@@ -284,7 +284,7 @@ def _is_proven(group: Any, key: bytes, rank: int, size: int) -> bool:
         return [other for other in others if not hmac.compare_digest(bytes(buffers[other].tolist()), wanted[other])]
 
     def proofs(words: str) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what this rank says to each other, and each other to this one."""
+        """Return the bytes that this rank sends to each other, and each other to this one."""
 
         def of(sender: int, reader: int) -> bytes:
             return hmac.digest(key, f"{words}: rank {sender} of {size} to {reader}".encode(), "sha256")

@@ -26,7 +26,7 @@ SHOW_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Environment of a worker on a GPU: Ray gives it one, and leaves the others to be seen."""
 
 HEADROOM_BYTES = 256 * 2**20
-"""Bytes that are left out of that share of free memory: what a process takes between our look and vLLM's."""
+"""Bytes that are left out of that share of free memory: a process may take them between our look and vLLM's."""
 
 
 def has_driver() -> bool:
@@ -112,7 +112,7 @@ def sleeps(device_type: str, *, trained: bool, pool_is_free: bool) -> bool:
     Args:
         device_type: ``"cpu"`` or ``"cuda"``; vLLM sleeps on the latter alone.
         trained: whether its weights come from a trainer in this process, so that they are there again whenever it wakes. A rollout
-            in a pool of its own keeps what other ranks have sent it.
+            in its own pool keeps what other ranks have sent it.
         pool_is_free: whether no other engine of this process has the memory that vLLM can give up: one may.
     """
     return device_type == "cuda" and trained and pool_is_free
@@ -136,7 +136,7 @@ def goes_direct(givers: Collection[int], takers: Collection[int], cpus: Collecti
 
 
 def memory_share(needed: int, free: int, total: int) -> float:
-    """Return vLLM's ``gpu_memory_utilization``: of a GPU's memory, what is free now, and never more than vLLM's own default.
+    """Return vLLM's ``gpu_memory_utilization``: the free share of a GPU's memory, never more than vLLM's own default.
 
     vLLM refuses to start where less is free than this share, also where the size of its cache is given
     (``vllm/v1/worker/utils.py``, ``request_memory``). The trainer's weights are there first, so its default never fits.

@@ -19,7 +19,7 @@ class _Hold:
     """The handler that was there; ``None`` while nothing is held back."""
     pending: bool = False
     passing: list[CodeType] = field(default_factory=list)
-    """Code during which an interrupt passes at once: its caller can undo what it began."""
+    """Code during which an interrupt passes at once: its caller can undo its work."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Keep the interrupt, or let it pass."""
@@ -75,6 +75,6 @@ def held(*passing: CodeType) -> Iterator[None]:
 
 
 def deliver() -> None:
-    """Let a Ctrl-C that is held back through here, where the caller can undo what it began."""
+    """Let a Ctrl-C that is held back through here, where the caller can undo its work."""
     if threading.current_thread() is threading.main_thread() and _HOLD.previous is not None:
         _HOLD.deliver()

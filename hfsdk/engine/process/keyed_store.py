@@ -31,7 +31,7 @@ import msgspec
 from torch._C._distributed_c10d import Store
 
 MOST_BYTES = 1 << 20
-"""Largest message; what gloo and NCCL store for one rank is a few kilobytes."""
+"""Largest message; gloo and NCCL store a few kilobytes for one rank."""
 
 MOST_CONNECTIONS = 4096
 """Most connections of one store; each rank has one for each pool or link that it meets in."""
@@ -50,7 +50,7 @@ HEADER = struct.Struct("!I")
 
 
 class StoreError(RuntimeError):
-    """The store has ended, or what answers at its address does not know its secret."""
+    """The store has ended, or another process that does not know its secret answers at its address."""
 
 
 def _hash(key: bytes, *parts: bytes) -> bytes:
@@ -77,7 +77,7 @@ class _Sealed:
 
 
 def _directions(secret: bytes, server_nonce: bytes, client_nonce: bytes) -> tuple[_Sealed, _Sealed]:
-    """Return what the server says and what the client says."""
+    """Return both directions, sealed by one key: the server's and the client's."""
     key = _hash(secret, b"key", server_nonce, client_nonce)
     return _Sealed(key, b"server"), _Sealed(key, b"client")
 
@@ -161,7 +161,7 @@ class StoreServer:
             self._send(connection, connection.nonce)
 
     def _read(self, connection: _Connection) -> None:
-        """Read what a connection has sent, and answer each whole message of it."""
+        """Read the bytes that a connection has sent, and answer each whole message."""
         try:
             part = connection.socket.recv(1 << 16)
         except BlockingIOError:

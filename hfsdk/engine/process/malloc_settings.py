@@ -1,4 +1,4 @@
-"""How glibc's heap keeps what torch frees, in workers on processors, and when it gives that back.
+"""How glibc's heap keeps the memory that torch frees, in workers on processors, and when it gives that back.
 
 A step of training allocates and frees the same blocks every time. By default glibc maps those of more than 32 MB (logits, the
 gradient of a vocabulary) anew each time, and every page of them is a fault, zeroed first. And torch asks for aligned memory, for
@@ -18,7 +18,7 @@ import ctypes
 from collections.abc import Mapping
 
 TUNABLES = "GLIBC_TUNABLES"
-"""The variable that glibc reads when a program begins, and never again: forks have what their first process was told."""
+"""The variable that glibc reads when a program begins, and never again: forks have the settings of their first process."""
 
 SETTINGS = {"arena_max": 1, "mmap_threshold": 2**30, "mxfast": 0, "tcache_count": 0, "trim_threshold": 2**40}
 """Settings of ``glibc.malloc``; other C libraries do not read them."""
@@ -31,7 +31,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def give_back() -> None:
-    """Return all free pages to the system, also those between what is used; without glibc nothing happens."""
+    """Return all free pages to the system, also those between used ones; without glibc nothing happens."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -36,7 +36,7 @@ class NotPlainError(TypeError):
 
 
 def gather(value: T, kind: Any, group: ProcessGroup) -> list[T]:
-    """Return what every rank of a group sends, in their order; collective.
+    """Return the objects that the ranks of a group send, in their order; collective.
 
     Args:
         value: this rank's object.
@@ -85,7 +85,7 @@ def protect() -> None:
 
 @contextmanager
 def written_by(write: Callable[[Any], bytes], read: Callable[[bytes], Any]) -> Iterator[None]:
-    """Have torch's object collectives on this thread carry what a library's code sends and Python literals cannot say.
+    """Have torch's object collectives on this thread carry the objects of a library's code that are no Python literals.
 
     ``read`` must make nothing but what it knows, whatever the bytes are, and raise ValueError or ``pickle.UnpicklingError`` else.
     """
@@ -124,7 +124,7 @@ def _to_tensor(value: Any, device: Any, group: Any) -> tuple[Tensor, Tensor]:
 
 
 def _to_object(tensor: Tensor, size: Any, group: Any) -> Any:
-    """Return what bytes say; in place of torch's ``_tensor_to_object``."""
+    """Return the object that bytes say; in place of torch's ``_tensor_to_object``."""
     if int(size) > MOST_BYTES:
         raise NotPlainError(f"a rank has sent {int(size):,} bytes as plain data; {MOST_BYTES:,} are the most")
     try:

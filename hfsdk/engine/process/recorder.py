@@ -76,7 +76,7 @@ class Recorder:
             self._ended.append((replace(span, attrs=dict(more)), begin, end))
 
     def _file(self) -> None:
-        """Find out when the spans that ended were, which on a GPU waits for them, and add them to those that are done."""
+        """Find out when the ended spans were, which on a GPU waits for them, and add them to the finished ones."""
         ended, self._ended = self._ended, []
         pairs = [(begin, end) for _, begin, end in ended]
         host = times = WallClock().times(pairs)

@@ -114,7 +114,7 @@ def _opened(url: str, num_ranks: int, limit: timedelta | None) -> Store:
 
 
 def join(store: str, rank: int, world_size: int, gpu: int | None = None, timeout_s: float | None = None) -> None:
-    """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that what hinders it is told at the start.
+    """Join a pool's world; collective. On GPUs NCCL connects its ranks now, so that an obstacle is told at the start.
 
     Args:
         store: ``file://path``, or an address that :func:`serve` has returned.
@@ -150,7 +150,7 @@ class Link:
     """Number of the link, unique in the session."""
     pools: tuple[str, str]
     store: str = field(repr=False)
-    """``file://path``, or what :func:`serve` has returned, with its secret."""
+    """``file://path``, or an address that :func:`serve` has returned, with its secret."""
     num_ranks: int
     addresses: tuple[str, ...] = ()
     """The address of every rank's node, where they are on several machines."""
@@ -233,7 +233,7 @@ def part(group: ProcessGroup) -> None:
 
 
 def cut(group: ProcessGroup) -> None:
-    """End what this process does in the world of two pools, from any thread; it is of no use afterwards.
+    """End this process's work in the world of two pools, from any thread; the world is of no use afterwards.
 
     NCCL has ``ncclCommAbort`` for it. Gloo closes all connections of a group in which a wait has passed its limit, and has no other
     way before its last reference is gone.

@@ -34,7 +34,7 @@ PARENT_SEEN_S = 1.0
 
 
 def outcome_of(function: Callable[..., Any], name: str, arguments: Mapping[str, Any], num_tokens: int | None) -> SampleOutcome:
-    """Run a reward function on lists of one sample, and return what became of it.
+    """Run a reward function on lists of one sample, and return the outcome.
 
     Args:
         function: the reward, in TRL's form.

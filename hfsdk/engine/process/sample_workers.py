@@ -31,7 +31,7 @@ from hfsdk.core.sample_outcome import SampleOutcome
 from hfsdk.engine.process.user_lines import line_of_trace
 
 START_S = 120.0
-"""How long a process may take to import what the function needs; its start is not the function's time."""
+"""How long a process may take to import the function's modules; its start is not the function's time."""
 
 TRACE_S = 5.0
 """How long a process that hangs may take to say where, on a busy machine."""
@@ -88,7 +88,7 @@ class SampleWorkers:
         self._workers: list[_Worker] = []
 
     def run(self, samples: Sequence[Sample], timeout_s: float, most_failures: int | None = None) -> list[SampleOutcome | None]:
-        """Run every sample and return what became of each, in order; ``None``: it was not run, because too many had failed.
+        """Run every sample and return the outcomes, in order; ``None``: it was not run, because too many had failed.
 
         Args:
             samples: one after the other, each to the next worker that is free.
@@ -147,7 +147,7 @@ class SampleWorkers:
         return [worker for worker, end in zip(at_work, ends, strict=True) if worker.channel in spoke or now >= end]
 
     def _take(self, worker: _Worker, outcomes: list[SampleOutcome | None], timeout_s: float) -> None:
-        """Take what a worker says; end one whose time is over, or that has ended itself."""
+        """Take a worker's answer; end one whose time is over, or that has ended itself."""
         row = worker.row
         if worker.channel.poll():
             try:
@@ -172,7 +172,7 @@ class SampleWorkers:
             outcomes[row], worker.row = answer, None
 
     def _gone(self, worker: _Worker) -> SampleOutcome:
-        """Return what to say of a worker that ended itself."""
+        """Return the words for a worker that ended itself."""
         self._workers.remove(worker)
         code = worker.end()
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
@@ -181,7 +181,7 @@ class SampleWorkers:
 
 
 def _start(shipped: Shipped) -> _Worker:
-    """Start a process, in a session of its own: a Ctrl-C in a terminal does not reach it, and it can be ended with its children."""
+    """Start a process, in its own session: a Ctrl-C in a terminal does not reach it, and it can be ended with its children."""
     ours, theirs = socket.socketpair()
     traces, write_traces = os.pipe()
     descriptors = map(str, (theirs.fileno(), write_traces, os.getpid()))
@@ -207,7 +207,7 @@ _pools: dict[tuple[Shipped, int], SampleWorkers] = {}
 
 
 def workers_of(shipped: Shipped, count: int) -> SampleWorkers:
-    """Return a function's processes, the same ones at its next call: what it has loaded stays."""
+    """Return a function's processes, the same ones at its next call: models that it has loaded stay."""
     pool = _pools.pop((shipped, count), None) or SampleWorkers(shipped, count)
     _pools[shipped, count] = pool
     while len(_pools) > MOST_POOLS:

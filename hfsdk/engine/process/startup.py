@@ -1,7 +1,7 @@
 """Quick starts of worker processes: no import that nothing needs, and little garbage collection.
 
 The engines' modules are hundreds of thousands of objects, all of which a full collection goes through, and writes to: a fork would
-get a page of its own of nearly all that it shares. So what was imported is frozen (``gc.freeze``: set aside, still freed when
+get its own page of nearly all that it shares. So what was imported is frozen (``gc.freeze``: set aside, still freed when
 nothing refers to it) and stays so: vLLM, which freezes what its engine made and melts everything when that ends, is kept from both
 (:func:`keep_frozen`). Roles, whose models hold themselves in cycles, are never frozen, and are collected when they are released.
 """
@@ -30,7 +30,7 @@ def without_collector() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Keep the collector off (imports make few cycles), and set aside afterwards what is there. Not where roles are."""
+    """Keep the collector off (imports make few cycles), and set the objects aside afterwards. Not where roles are."""
     with without_collector():
         try:
             yield
@@ -48,10 +48,10 @@ class Collector(ModuleType):
         return getattr(gc, name)
 
     def freeze(self) -> None:
-        """Do nothing: what the caller made would never be collected."""
+        """Do nothing: the caller's objects would never be collected."""
 
     def unfreeze(self) -> None:
-        """Do nothing: what was imported stays frozen."""
+        """Do nothing: imported objects stay frozen."""
 
 
 def keep_frozen(*modules: str) -> None:

@@ -1,4 +1,4 @@
-"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in a process of their own.
+"""CPU tasks: the user's functions over columns (rewards, advantages, metrics), run in their own process.
 
 Nothing here knows Ray; the runtime decides where it runs and kills it when it takes too long.
 """
@@ -156,7 +156,7 @@ def _token_columns(rows: Sequence[Any], unscored: Sequence[bool], arguments: Sco
 
 
 def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
-    """Return what there is for a reward function: texts, token ids and the data's own columns, one entry per sample."""
+    """Return the values for a reward function: texts, token ids and the data's own columns, one entry per sample."""
     decode = text_decoder(tokenizer)
     prompts = [decode(row.tolist()) for row in table.ragged("prompt")]
     completions = [decode(row.tolist()) for row in table.ragged("response")]
@@ -167,7 +167,7 @@ def given_of(table: Table, tokenizer: str) -> dict[str, Any]:
 
 
 def call_reward(function: Callable[..., Any], name: str, values: Mapping[str, Any]) -> Any:
-    """Call a reward function with what it takes of what there is, and await an async one.
+    """Call a reward function with those of the values that it takes, and await an async one.
 
     Raises:
         RewardFunctionError: it raised; the context is what.
@@ -191,7 +191,7 @@ def _loop() -> tuple[asyncio.AbstractEventLoop, threading.Lock]:
 
 
 def awaited(awaitable: Awaitable[Any]) -> Any:
-    """Return what something awaitable gives."""
+    """Return the result of an awaitable."""
 
     async def result() -> Any:
         return await awaitable
@@ -268,7 +268,7 @@ LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 
 def as_it_travels(value: Any, name: str) -> Any:
-    """Return a copy of what a user's function returned, made by pickling it, as it comes to the caller.
+    """Return a copy of the value that a user's function returned, made by pickling it, as the caller gets it.
 
     A copy, because it may be a view of weights that are given up as soon as the function is over. Tensors on a GPU arrive on the
     CPU: the caller may have no GPU, and the worker's is full.

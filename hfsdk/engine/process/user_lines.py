@@ -1,4 +1,4 @@
-"""The user's own line: of an error's traceback, and of what :mod:`faulthandler` wrote of a process that hangs."""
+"""The user's own line: of an error's traceback, and of the text that :mod:`faulthandler` wrote of a process that hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def line_of_error(error: BaseException) -> str:
 
 
 def line_of_trace(trace: str) -> tuple[str, str]:
-    """Return the innermost line of the user's in what faulthandler wrote, and the user's frames from there on."""
+    """Return the innermost line of the user's in faulthandler's text, and the user's frames from there on."""
     user_frames = [frame for frame in FRAME.finditer(trace) if not is_library(frame["file"])]
     if not user_frames:
         return "", ""

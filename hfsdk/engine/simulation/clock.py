@@ -6,7 +6,7 @@ A machine without accelerators may have more workers than cores; then calls on d
                               pool "critic"                           | ....... half speed ....... |
 
 Ranks that wait (for the slowest of their stage, for inputs, for their turn) leave their core to the others, and so does a call
-until its dispatch is over; a CPU task counts as one more. How long a call takes therefore depends on what is submitted after it,
+until its dispatch is over; a CPU task counts as one more. How long a call takes therefore depends on the calls after it,
 so times are settled at a look, over the calls of the last :data:`OPEN_STEPS` steps; older ones stay as they were.
 """
 
@@ -23,7 +23,7 @@ from hfsdk.core.table import Array
 from hfsdk.engine.simulation.values import Timeline
 
 OPEN_STEPS = 3
-"""Calls of so many of the last steps may still become longer by what is submitted later."""
+"""Calls of so many of the last steps may still become longer by calls that are submitted later."""
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class SharedCores:
                 job.after = [other for other in job.after if other not in gone]
 
     def settle(self) -> None:
-        """Give every open call its times, as they are by what is known now."""
+        """Give every open call its times, by the calls submitted so far."""
         if not self._changed:
             return
         self._changed = False
@@ -102,7 +102,7 @@ class _Replay:
         self._now = 0.0
 
     def goes_on(self) -> bool:
-        """Start what may start now and go to the next event; return whether there is one."""
+        """Start the calls that may start now and go to the next event; return whether there is one."""
         while self._start():
             pass
         if not self._running and not self._waiting:

@@ -1,4 +1,4 @@
-"""The roles of a simulated session: what is known of them from call to call, the rows their ranks get, the bytes devices hold."""
+"""The roles of a simulated session: their state from call to call, the rows their ranks get, the bytes devices hold."""
 
 from __future__ import annotations
 
@@ -132,8 +132,9 @@ class DeviceBytes:
         self._by_state.clear()
 
     def after(self, now: SimulatedRole, roles: Iterable[SimulatedRole], pool: Pool) -> Mapping[int, PredictedBytes]:
-        """Return what every device of a pool holds after a call of one of these roles."""
+        """Return the bytes that every device of a pool holds after a call of one of these roles."""
         estimated = [state for state in roles if state.estimate is not None]
+        # Bytes change only by these; a step has many calls, and most come with a key that was seen.
         key = (now.spec.name, *((state.spec.name, state.num_updates > 0, state.awake) for state in estimated))
         if key not in self._by_state:
             groups: dict[tuple[str, ...], PredictedBytes] = {}
@@ -149,13 +150,15 @@ class DeviceBytes:
 
 
 def _predicted_on(roles: Sequence[SimulatedRole], now: SimulatedRole, process_bytes: int, on_cpu: bool) -> PredictedBytes:
-    """Add up what roles hold on a device, moments only once there are some, and what a call of one of them needs besides."""
+    """Add up the bytes that roles hold on a device, moments only once there are some, and those that a call needs besides."""
     parts, asleep = dict.fromkeys(("weights", "gradients", "optimizer", "rollout", "kv_cache"), 0), 0
     elsewhere = bases_elsewhere({state: state.estimate for state in roles if state.estimate is not None})
     for state in roles:
         estimate = state.estimate
         assert estimate is not None
         masters = 4 * (state.spec.dtype != "fp32")
+        # Masters are there from the start, moments only after the first step: of 4 + 8 bytes a parameter the 4, with fp32 weights
+        # none.
         made = estimate.optimizer if state.num_updates else estimate.optimizer * masters // (masters + 8)
         weights = estimate.weights - (estimate.base if state.spec.name in elsewhere else 0)
         here = {

@@ -171,12 +171,12 @@ class SimulatedRuntime:
             self._device_bytes.clear()
 
     def export(self, role: str, pool: Pool) -> RoleState:
-        """Return what the role has learned: its number of optimizer steps."""
+        """Return the role's learned state: its number of optimizer steps."""
         with self._lock:
             return RoleState((self._roles[role].num_updates,))
 
     def keep(self, role: str, pool: Pool, number: int) -> StateCopy:
-        """Note what the role has learned; the bytes are those that its ranks would keep."""
+        """Note the role's number of optimizer steps; the bytes are those that its ranks would keep."""
         with self._lock:
             state = self._roles[role]
             self._num_updates_of[number] = state.num_updates
@@ -215,11 +215,11 @@ class SimulatedRuntime:
     # -- calls
 
     def goes_direct(self, giver: Pool, taker: Pool) -> bool:
-        """Return False: what a shadow takes is priced as it is taken, in whatever order roles wait."""
+        """Return False: the weights that a shadow takes are priced when they are taken, in any order of roles."""
         return False
 
     def call(self, work: Work) -> CallOutcome:
-        """Advance the pool's clock by what the call takes.
+        """Advance the pool's clock by the call's seconds.
 
         Raises:
             CallError: the role is not loaded.
@@ -305,7 +305,7 @@ class SimulatedRuntime:
         self, line: Timeline, method: str, role: RoleSpec, rows: Sequence[RowLengths], weights: Sequence[int], stale: bool = False,
         first: bool = False,
     ) -> Sequence[Phases]:  # fmt: skip
-        """Ask what a method takes on each group of ranks."""
+        """Ask for a method's seconds on each group of ranks."""
         if self.keep_questions:
             question = CostQuestion(method, role, line.devices, tuple(rows), tuple(weights), stale, first)
             self.questions[line.call.id] = (*self.questions.get(line.call.id, ()), question)
@@ -318,7 +318,7 @@ class SimulatedRuntime:
         line.lay([range(len(line.devices))], costs, [{"reshard": {"bytes": 0}}])
 
     def _lay_sync(self, line: Timeline, trained: RoleSpec, shadow: RoleSpec) -> float:
-        """Lay down a shadow's taking over of weights: what the plan says that each rank gets, over the links it comes by.
+        """Lay down a shadow's taking over of weights: the bytes that each rank gets by the plan, over the links they come by.
 
         Returns the seconds of the slowest rank.
         """
@@ -358,7 +358,7 @@ class SimulatedRuntime:
         return (result,) * len(orders)
 
     def _result(self, state: SimulatedRole, call: Call, arguments: Arguments, seconds: float) -> Any:
-        """Return what each rank reports, and count updates and checkpoints."""
+        """Return each rank's report, and count updates and checkpoints."""
         method = method_of(call.method)
         if method.work == "step":
             state.num_updates += 1
@@ -460,7 +460,7 @@ class SimulatedRuntime:
         )
 
     def saved(self, role: str, pool: Pool) -> Mapping[str, FileSum]:
-        """Return nothing, and not ``None``: what there is to write is written in the call."""
+        """Return no files, and not ``None``: everything is written in the call."""
         return {}
 
     def logs(self, pool: Pool | None, rank: int) -> str:
@@ -528,7 +528,7 @@ def transport_reports(
 ) -> tuple[TransportReport | None, ...]:
     """Return a report for every rank of an actor or of its shadow; ``None`` for each where nothing has moved yet.
 
-    Every rank is said to take as long as the slowest, which is what is predicted.
+    Every rank is said to take as long as the slowest: only that is predicted.
 
     Args:
         role: the actor, or its shadow.

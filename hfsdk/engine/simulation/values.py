@@ -29,7 +29,7 @@ class SimulatedPart:
     lengths: Mapping[str, Array | None]
     """Column -> length of every row here, ``None`` for columns with one value per sample."""
     table: Table | None = None
-    """The user's own data; ``None`` for what was simulated."""
+    """The user's own data; ``None`` for simulated columns."""
 
 
 class SimulatedRow(dict[str, Any]):
@@ -100,7 +100,7 @@ def response_lengths(lengths: Mapping[str, Array]) -> Array | None:
 
 
 def store(call: Call, gathered: Sequence[tuple[int | None, Order, Array | None]], line: Timeline) -> Stored | None:
-    """Describe what a call writes: one part per rank that is gathered."""
+    """Describe the columns that a call writes: one part per rank that is gathered."""
     if not call.writes:
         return None
     name = str(call)
@@ -114,6 +114,7 @@ def store(call: Call, gathered: Sequence[tuple[int | None, Order, Array | None]]
             ragged = responses is not None and writes_per_token(call.method, column)
             lengths[column] = responses if ragged else None
             if ragged:
+                # Parts come by rank and not in row order: each writes its lengths at its own rows.
                 whole.setdefault(column, np.zeros(call.num_rows, dtype=np.int64))[order.rows] = responses
             count = int(responses.sum()) if ragged and responses is not None else len(order.rows)
             num_bytes += count * dtypes[column].itemsize

@@ -118,7 +118,7 @@ _writing, _writers = threading.Lock(), [0]
 
 @contextlib.contextmanager
 def one_checksum() -> Iterator[None]:
-    """Keep torch from counting a checksum of its own, which nobody reads and which takes as long as ours; any number of threads."""
+    """Keep torch from counting its own checksum, which nobody reads and which takes as long as ours; any number of threads."""
     with _writing:
         _writers[0] += 1
         torch.serialization.set_crc32_options(False)
@@ -143,7 +143,7 @@ class _Writer(FileSystemWriterAsync):
         self._file = f"{plan.storage_data.prefix}0.distcp"
 
     def write(self) -> tuple[list[Any], str, FileSum]:
-        """Write the file; return where in it each item lies, its name, and what it must be when it is read again."""
+        """Write the file; return where in it each item lies, its name, and its sum."""
         results = []
         with one_checksum(), SummedFile(self.folder / self._file) as file:
             for item, tensor in self._items:
@@ -175,7 +175,7 @@ class _InThread(TorchDistSaveShardedStrategy):
 
 
 def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, folder: AnyPath) -> StateWriter:
-    """Agree with the role's ranks on who writes what, and start writing.
+    """Agree with the role's ranks on the files that each writes, and start writing.
 
     Args:
         role: the role's name, for the thread's name.
@@ -212,7 +212,7 @@ def begin_save(role: str, share: StateShare, shard: Shard, groups: RoleGroups, f
 
 
 def finish_save(saving: StateWriter) -> dict[str, FileSum]:
-    """Complete a checkpoint, on rank 0, when every rank's files are written; return what each of its files must be.
+    """Complete a checkpoint, on rank 0, when every rank's files are written; return the sum of each of its files.
 
     Raises:
         CheckpointError: it cannot be written.
@@ -249,7 +249,7 @@ def _nearby(folder: AnyPath) -> Iterator[Path]:
 
 
 def read_checked(folder: AnyPath, groups: RoleGroups, *, checked: bool) -> Summary:
-    """Return what a folder's checkpoint holds, after its ranks have compared its files with their checksums; collective.
+    """Return the content of a folder's checkpoint, after its ranks have compared its files with their checksums; collective.
 
     Args:
         folder: the role's own folder.
@@ -303,7 +303,7 @@ def _check_share(folder: AnyPath, groups: RoleGroups) -> None:
 
 
 def read_summary(folder: AnyPath) -> Summary:
-    """Return what a folder's checkpoint holds.
+    """Return the content of a folder's checkpoint.
 
     Raises:
         CheckpointError: there is none, or it is of something else.
@@ -361,7 +361,7 @@ ALLOWED = frozenset({
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler of what torch and Megatron write of a checkpoint, which refuses every other name: nothing of a file is run."""
+    """An unpickler of the classes in torch's and Megatron's checkpoints; it refuses every other name, so no file runs code."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -403,7 +403,7 @@ class _Reader(FileSystemReader):
         return storage.relative_path, storage.offset, storage.length
 
     def _read(self, items: Sequence[Any], planner: Any) -> None:
-        """Read what is wanted, a piece of several items once."""
+        """Read the wanted items; a piece that several are in is read once."""
         places = sorted({self._place(item) for item in items})
         read = dict(zip(places, self._folder.ranges(places), strict=True))
         for item in items:

@@ -21,7 +21,7 @@ Seen = dict[str, Array]
 
 @contextmanager
 def watching(places: Mapping[str, torch.nn.Module], read: Callable[[Any], Array | None]) -> Iterator[Seen]:
-    """Keep what ``read`` makes of the output of each module, by place, while the context lasts."""
+    """Keep the result of ``read`` on the output of each module, by place, while the context lasts."""
     seen: Seen = {}
 
     def keep(place: str, module: torch.nn.Module, inputs: Any, out: Any) -> None:

@@ -64,7 +64,7 @@ class ModelInput:
     """Beginnings of the rows, and the end of the last; [rows + 1], on the CPU."""
     selected_N: torch.Tensor  # noqa: N815
     targets_N: torch.Tensor  # noqa: N815
-    """Response tokens, flat: what the selected places predict."""
+    """Response tokens, flat: those that the selected places predict."""
     padding: int = 0
     """How many of the tokens are a row of padding, the last one."""
 
@@ -329,7 +329,7 @@ class Tally:
 
 
 def evaluate(loss: Loss, out: ModelOutput, b: TokenBatch, tally: Tally) -> torch.Tensor:
-    """Call the user's loss on a micro-batch, add what it says to ``tally``, and return its part of the mini-batch's loss.
+    """Call the user's loss on a micro-batch, add its numbers to ``tally``, and return its part of the mini-batch's loss.
 
     A reward or cost model's loss is per sample, those with an empty response included: they have a score too.
 

@@ -67,6 +67,7 @@ class Adapter(torch.nn.Module):
             sees_a_part: Any = self.A if self.by_rows else self.B
             sees_a_part.sequence_parallel = True
         order, parts = _spread(of_a, of_b, weights)
+        # The usual case, one part in the output's own order, needs no gather and no mask.
         plain = num_parts == 1 and order == list(range(len(like)))
         self._order = None if plain else torch.tensor([max(row, 0) for row in order], device=like.device)
         self._there = None if plain else torch.zeros(len(order), num_parts, 1, dtype=like.dtype, device=like.device)
@@ -104,7 +105,7 @@ class Adapter(torch.nn.Module):
 
 
 class _AddProduct(torch.autograd.Function):
-    """y += s h b^T in place: nobody else has the output of a linear whose weight is frozen, and a copy is as large as what it adds.
+    """y += s h b^T in place: nobody else has the output of a linear whose weight is frozen, and a copy is as large as the sum.
 
     With g = dL/dy: dh = s g b, db = s g^T h, and y's own gradient is g.
     """
@@ -131,6 +132,7 @@ def _spread(of_a: Sequence[Box], of_b: Sequence[Box], weights: Sequence[Box]) ->
     first = {(box.tensor.rsplit(".lora_B", 1)[0], box.start[0]): box.local_start[0] for box in of_b}
     order: list[int] = []
     parts: list[int | None] = []
+    # A fused linear's output lists its parts in the order of its own rows, B's may be another.
     for box in sorted(weights, key=lambda box: box.local_start):
         name = box.tensor.removesuffix(".weight")
         rows = range(box.size[0])

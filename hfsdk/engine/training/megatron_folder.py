@@ -255,7 +255,7 @@ def _write(full: dict[str, torch.Tensor], spec: ModelSpec, folder: Path, source:
         if scalar and not (one_label and said["architectures"] == [spec.class_name("scalar")]):
             said.pop("num_labels", None)
             said |= {"architectures": [spec.class_name("scalar")], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-        if not scalar and said.get("tie_word_embeddings") and not spec.tied_embeddings:  # the files had a head of their own
+        if not scalar and said.get("tie_word_embeddings") and not spec.tied_embeddings:  # the files had their own head
             said["tie_word_embeddings"] = False
         return said
 

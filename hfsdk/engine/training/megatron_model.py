@@ -143,7 +143,7 @@ class SelectiveGPTModel(GPTModel):
         hidden_NH = hidden.squeeze(1).index_select(0, selected_N)
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         out, _ = self.output_layer(hidden_NH[:, None], weight=weight)
-        return out.squeeze(1)  # a place of its own for the gradient, as an index has, would be as large as the logits
+        return out.squeeze(1)  # its own place for the gradient, as an index has, would be as large as the logits
 
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
@@ -244,7 +244,7 @@ def _linears_of(layer: Any) -> tuple[torch.nn.Module, ...]:
 
 
 def _layers(spec: ModelSpec, groups: RoleGroups) -> TransformerBlockSubmodules:
-    """Return what this rank's layers are made of: Megatron's local modules but for attention and norms."""
+    """Return the modules of this rank's layers: Megatron's local ones, with other attention and norms."""
     layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=spec.qk_norm)
     parts, attention = layer.submodules, layer.submodules.self_attention
     attention.module, attention.submodules.core_attention = GroupedSelfAttention, PackedAttention
@@ -316,7 +316,7 @@ def memory_bytes(
 
 
 def attention_options(spec: ModelSpec) -> dict[str, float]:
-    """Return what Megatron's attention reads of its configuration to multiply cosines and sines with yarn's attention factor.
+    """Return the entries of its configuration by which Megatron's attention multiplies cosines and sines with yarn's factor.
 
     It computes 0.1 m ln(s) + 1 of a weight m and a factor s; with ln(s) = 1 any attention factor is one of those.
     """
@@ -476,7 +476,7 @@ class _Recomputed:
 
 
 def _instead(tensor: torch.Tensor) -> torch.Tensor | _Recomputed:
-    """Return what is kept for a tensor."""
+    """Return the object that is kept for a tensor: itself, or how to compute it again."""
     whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     by = whole.grad_fn
     if (
@@ -490,7 +490,7 @@ def _instead(tensor: torch.Tensor) -> torch.Tensor | _Recomputed:
 
 
 def _again(saved: torch.Tensor | _Recomputed) -> torch.Tensor:
-    """Return the tensor, of what was kept."""
+    """Return the tensor from the kept object, computed again where that is needed."""
     if isinstance(saved, torch.Tensor):
         return saved
     made: torch.Tensor = saved.by._forward_cls.made_of(*saved.by.saved_tensors)
@@ -571,7 +571,7 @@ def attend_packed(
 
 
 def _once(offsets: torch.Tensor, device: torch.device, make: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return on the device what is made of the offsets; once a micro-batch, for they come again with each layer."""
+    """Return the tensor that ``make`` makes of the offsets, on the device; once a micro-batch, since every layer needs it."""
     made: dict[object, torch.Tensor] | None = getattr(offsets, "made", None)
     if made is None:
         made = offsets.made = {}  # type: ignore[attr-defined]

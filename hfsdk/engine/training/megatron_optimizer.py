@@ -115,6 +115,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
     Everything is summed over dp; norms of queries and keys, which see this rank's heads only, and with sequence parallelism all
     norms, over tp as well; tied embeddings over the first and last pipeline stage.
     """
+    # After a reduce-scatter each rank has the sum in its own shard alone; after an all-reduce all have all of it.
     if ddp.ddp_config.use_distributed_optimizer:
         for bucket in (bucket for buffer in ddp.buffers for bucket in buffer.buckets):
             for rank, shard in enumerate(bucket.grad_data.chunk(groups.dp_size)):
@@ -137,7 +138,7 @@ def keep_sum_once(ddp: DistributedDataParallel, groups: RoleGroups) -> None:
 def optimized(
     model: torch.nn.Module, optimizer: MegatronOptimizer
 ) -> Iterator[tuple[str, torch.nn.Parameter, torch.Tensor, dict[str, torch.Tensor], slice]]:
-    """Yield what this rank optimizes: (name, parameter, float32 tensor, its AdamW state, which elements of the parameter)."""
+    """Yield this rank's optimized parameters: (name, parameter, float32 tensor, its AdamW state, elements of the parameter)."""
     if not isinstance(optimizer, DistributedOptimizer):
         for name, parameter in megatron_adapters.trained(model):
             main = getattr(parameter, "main_param", parameter)

@@ -22,7 +22,7 @@ RNG = "model-parallel-rng"
 
 
 def prepare(model: GPTModel) -> None:
-    """Have the gradients of norms, each of which sees a part of the tokens, summed over tp, and give Megatron what it asks for."""
+    """Have norms' gradients, each of a part of the tokens, summed over tp, and give Megatron the objects it asks for."""
     for name, parameter in model.named_parameters():
         if sees_a_part(name):
             parameter.sequence_parallel = True

@@ -1,4 +1,4 @@
-"""Micro-batches through a role's model, with safe points: what inference passes return, and losses with their gradient."""
+"""Micro-batches through a role's model, with safe points: the results of inference passes, and losses with their gradient."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Passes:
         return dict(zip(names, self.infer(rows, micro_batches, safe, read, len(names)), strict=False))
 
     def _problem(self, rows: Table, micro_batches: Sequence[Sequence[int]]) -> Exception | None:
-        """Return what is wrong with the input on this rank; it is raised at the first agreement."""
+        """Return the error in this rank's input, or ``None``; the first agreement raises it."""
         unknown = {i for ids in micro_batches for i in ids} - set(rows.row_ids.tolist())
         if unknown:
             return OptionError(f"the plan names rows {sorted(unknown)[:5]}, which this rank was not given")
@@ -465,7 +465,7 @@ class Overlap:
         self._armed = True
 
     def start_rest(self) -> None:
-        """Start the buckets that no backward pass of this rank has filled; what ranks say to each other afterwards comes behind."""
+        """Start the buckets that no backward pass of this rank has filled; later messages between ranks come behind."""
         self._armed = False
         self._start(len(self._missing))
 

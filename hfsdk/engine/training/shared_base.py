@@ -7,7 +7,7 @@ layouts agree each of them holds the same numbers, which nothing trains::
     critic        base + adapters, scalar head
     reference     base
 
-A role whose weights are written (a state of other weights is loaded) takes a copy of its own first.
+A role whose weights are written (a state of other weights is loaded) takes its own copy first.
 """
 
 from __future__ import annotations

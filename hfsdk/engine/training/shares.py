@@ -1,4 +1,4 @@
-"""A Megatron model's share: what of its state this rank copies, and how all ranks get the whole of it back.
+"""A Megatron model's share: the part of its state that this rank copies, and how all ranks get the whole of it back.
 
 Copying needs no other rank (but for one number where the optimizer is distributed); giving back does: every strip goes from the dp
 rank whose share it is in straight into the tensors of the others, so no host ever holds a whole replica::
@@ -47,14 +47,14 @@ class ShareOfModel:
         self._distributed = isinstance(optimizer, DistributedOptimizer)
 
     def summary(self, num_updates: int) -> Summary:
-        """Return what the state needs besides its numbers; collective over dp where the optimizer is distributed."""
+        """Return the facts that the state needs besides its numbers; collective over dp where the optimizer is distributed."""
         if self._optimizer is None:
             return Summary(num_updates)
         step = megatron_optimizer.num_steps(self._model, self._optimizer, self._groups)
         return Summary(num_updates, ("main",) if step is None else KINDS, step)
 
     def strips(self, kinds: Sequence[str]) -> list[Strip]:
-        """Return what is in this rank's share of the weights and of these tensors of the optimizer."""
+        """Return this rank's share of the weights and of these tensors of the optimizer."""
         return [strip for kind in ("weights", *kinds) for strip in self._own_strips(kind)]
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class ShareOfModel:
 
     @torch.no_grad()
     def complete(self, share: StateShare) -> None:
-        """Bring what was written into every rank's share in place to the ranks that hold the same; collective over dp."""
+        """Bring the numbers written into every rank's share to the ranks that hold the same; collective over dp."""
         self._give("weights", dict(share.content))
         if self._optimizer is None:
             return
@@ -150,6 +150,7 @@ class ShareOfModel:
         present = {strip for strip, _ in share.content if trained or strip.kind == "weights"}
         odd = sorted(wanted ^ present, key=str)
         problem = f"{odd[0].kind} of {odd[0].local} {odd[0].shape}, numbers {odd[0].start}:{odd[0].stop}" if odd else ""
+        # All ranks must raise, or those without a problem would wait in the next collective for ever.
         problems = [text for text in self._groups.gather(problem, str) if text]
         if problems:
             raise CheckpointError(f"the state does not fit the model, e.g. {problems[0]}. It is a state of another model.")
@@ -183,7 +184,7 @@ class ShareOfModel:
         ]
 
     def _divided(self, kind: str) -> list[list[Strip]]:
-        """Return, by dp rank, the shares of what all of them hold."""
+        """Return, by dp rank, the shares of the tensors that all of them hold."""
         local = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in megatron_model.local_tensors(self._model).items()}
         if kind != "weights":
             local = {n: (shape, torch.float32) for n, (shape, dtype) in local.items() if kind != "main" or dtype != torch.float32}

@@ -98,6 +98,7 @@ class Trainer:
         has_head = megatron_folder.load_folder(self.model, self.spec, groups, role.folder)
         if role.adapters:
             has_head |= megatron_folder.load_adapters(self.model, groups, role.adapters)
+        # A critic's head begins at zero, so that its first values are no noise; a reward model's has to be drawn.
         if role.head == "scalar" and not has_head and role.kind != "critic":
             megatron_model.init_scalar_head(self.model, role.seed)
         self.num_updates = 0
@@ -206,7 +207,7 @@ class Trainer:
     def forward_backward(
         self, rows: Table, mini: MiniBatchPlan, loss: Loss, temperature: Temperature = 1.0, safe: SafePoint = NEVER
     ) -> dict[str, float]:
-        """Add one mini-batch's gradient to what is there and return its metrics; :meth:`step` applies it.
+        """Add one mini-batch's gradient to the sum so far and return its metrics; :meth:`step` applies it.
 
         Raises:
             NonFiniteRows: a loss was not finite, on every rank; the gradient is gone.
@@ -295,7 +296,7 @@ class Trainer:
         return megatron_folder.gather_full(self.model, self.spec, self.groups, merge=merge)
 
     def save_folder(self, folder: str | Path, *, merge: bool = True) -> list[str]:
-        """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return what rank 0 left out."""
+        """Write a folder that transformers reads or, with ``merge=False``, adapters as peft does; return rank 0's notes."""
         return megatron_folder.save_folder(self.model, self.spec, self.groups, folder, self.role, merge=merge)
 
     def local_tensors(self) -> dict[str, torch.Tensor]:
@@ -319,7 +320,7 @@ class Trainer:
             return self.shares.read(str(self.mesh), self.num_updates)
 
     def blank_share(self, summary: Summary, device: str = "cpu") -> StateShare:
-        """Return a share for :meth:`take_share`, all zero, to be filled with what any layout saved."""
+        """Return a share for :meth:`take_share`, all zero, to be filled with a state that any layout saved."""
         kinds = summary.kinds if self._optimizer is not None else ()
         return StateShare.blank(str(self.mesh), self.groups.rank, summary, self.shares.strips(kinds), device)
 
@@ -331,7 +332,7 @@ class Trainer:
 
     @contextmanager
     def taking_share(self, summary: Summary) -> Iterator[StateShare]:
-        """Have this rank's share where it lies, to be written; then every rank has what it needs of all. Collective over dp.
+        """Have this rank's share where it lies, to be written; then every rank gets the parts that it needs. Collective over dp.
 
         A state of which a part was written is of no use.
         """
@@ -346,7 +347,7 @@ class Trainer:
         self.num_updates = summary.num_updates
 
     def take_share(self, share: StateShare) -> None:
-        """Restore what :meth:`share` returned on every rank, bit for bit.
+        """Restore the share that :meth:`share` returned on every rank, bit for bit.
 
         Raises:
             CheckpointError: the state is of another layout, rank or model; on every rank, and nothing changed.
@@ -361,7 +362,7 @@ class Trainer:
         self.num_updates = share.summary.num_updates
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return what this rank's device holds now: bytes of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
+        """Return the bytes that this rank's device holds now, of ``weights``, ``gradients``, ``optimizer`` (masters included)."""
         return megatron_model.memory_bytes(self.model, self._ddp, self._optimizer, self.frozen)
 
     def offloaded_bytes(self) -> int:
@@ -370,7 +371,7 @@ class Trainer:
 
     @contextmanager
     def on_device(self, *parts: str) -> Iterator[None]:
-        """Bring what is offloaded of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
+        """Bring the offloaded ones of ``"weights"``, ``"gradients"`` and ``"optimizer"`` to the device for a while."""
         with ExitStack() as stack:
             for part in (part for part in parts if part in self._offloaded):
                 stack.enter_context(self._offloaded[part].on_device())
@@ -378,7 +379,7 @@ class Trainer:
 
     @contextmanager
     def during(self, method: str) -> Iterator[None]:
-        """Bring what is offloaded and a call needs all along; AdamW's state travels during the passes, its step waits for it."""
+        """Bring the offloaded parts that a call needs all along; AdamW's state travels during the passes, its step waits for it."""
         parts = [part for part in onloads(method, self.role) if part in self._offloaded]
         with ExitStack() as stack:
             for part in parts:

@@ -133,6 +133,7 @@ class _Chunked(torch.autograd.Function):
         if grad_log_probs_N is None and grad_entropy_N is None:
             return None, None, None, None, None, None, None
         real, here_N, column_N = _columns(logits_NV, targets_N, ctx.vocab_size, ctx.group)
+        # Logits are the largest tensor of a pass: where nobody needs them any more the gradient takes their place.
         grad_NV = logits_NV if ctx.overwrite else torch.empty_like(logits_NV)
         grad_NV[:, real:] = 0
         scratch = _scratch(logits_NV, ctx.rows)
@@ -146,7 +147,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _scratch(logits_NV: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return room for the steps of a chunk, [2, elements], float32: on processors new memory costs more than what is done in it."""
+    """Return room for the steps of a chunk, [2, elements], float32: on processors new memory costs more than its use."""
     return torch.empty(2, min(rows, len(logits_NV)) * logits_NV.shape[-1], dtype=torch.float32, device=logits_NV.device)
 
 
@@ -195,7 +196,7 @@ def _forward(
     logits_NV: torch.Tensor, targets_N: torch.Tensor, vocab_size: int, group: dist.ProcessGroup | None, entropy: bool,
     scratch: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return what both ways need; what is of the logits' size lies in ``scratch`` where that is given.
+    """Return the numbers that both passes need; tensors of the logits' size lie in ``scratch`` where that is given.
 
     Returns:
         Log-probabilities; entropy (zeros where it is not asked for); exp(z - max z) of the real columns here, [N, columns]; its sum

@@ -115,6 +115,7 @@ class Route:
             planned = (plan.matrix[rank] + plan.matrix[:, rank]).tolist()
         else:
             nodes = (*trained.nodes, *shadow.nodes) or (0,) * num_ranks
+            # The scalar head is fp32 whatever the model is, so bytes are counted move by move.
             of_all = moves_between(boxes_of(trained), boxes_of(shadow), nodes)
             moves = tuple(move for move in of_all if rank in (move.source, move.target))
             planned = [0] * num_ranks
@@ -145,14 +146,14 @@ def _moves_of(plan: ReshardPlan, rank: int) -> Iterator[Move]:
 
 
 def boxes_of(role: RoleSpec) -> list[tuple[Box, ...]]:
-    """Return what every rank of a role holds in Megatron's model."""
+    """Return the boxes that every rank of a role holds in Megatron's model."""
     mesh, scalar = mesh_of(role), role.head == "scalar"
     assert role.learned is not None
     return [Shard(spec=role.learned, layout=mesh.layout, at=mesh.coordinates(r), scalar=scalar).boxes for r in mesh.ranks]
 
 
 def boxes_taken(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
-    """Return what a rank of a shadow takes."""
+    """Return the boxes that a rank of a shadow takes."""
     if shadow.rollout is None:
         return boxes_of(shadow)[rank]
     assert shadow.learned is not None
@@ -163,7 +164,7 @@ def boxes_taken(shadow: RoleSpec, rank: int) -> tuple[Box, ...]:
 def give(
     route: Route, tensors: Mapping[str, torch.Tensor], keep: Callable[[Any], Any], dtype: torch.dtype | None = None
 ) -> tuple[list[Bundle], TransportReport]:
-    """Keep what a rank is to give, boxes that the same ranks need as one object; return references and what it came to.
+    """Keep the boxes that a rank is to give, those for the same ranks as one object; return references and a report.
 
     Args:
         route: this rank's route.
@@ -213,7 +214,7 @@ def _as_numpy(values: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def take(route: Route, weights: Weights, targets: Callable[[], Mapping[str, torch.Tensor]]) -> tuple[tuple[int, ...], Proof]:
-    """Write what was given to a rank into its local tensors; return the bytes received from every rank of the plan, and a proof.
+    """Write the boxes given to a rank into its local tensors; return the bytes received from every rank of the plan, and a proof.
 
     Nothing is written, and ``targets`` not called, unless what came is what was planned.
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 GPU_LOOK_S = 0.0005
-"""How often the host looks whether a GPU has done what it was asked."""
+"""How often the host looks whether a GPU has done its work."""
 
 Tensors = Mapping[str, torch.Tensor]
 NOTHING: Tensors = {}
@@ -50,7 +50,7 @@ class Way:
     """How one rank gives or takes weights over a link."""
 
     route: Route
-    """The route of this rank: its number in the link, and what goes between it and every other one."""
+    """The route of this rank: its number in the link, and the bytes between it and every other one."""
     plan: ReshardPlan | None
     """The plan, for a shadow that generates."""
     witness: Witness
@@ -74,7 +74,7 @@ class Way:
         return cls(route, None, Witness(moves, route.rank, present, needed), parts)
 
     def problem(self, sources: Tensors, targets: Tensors) -> Exception | None:
-        """Return what keeps this rank from giving or taking; ``None`` if nothing does."""
+        """Return the error that keeps this rank from giving or taking; ``None`` without one."""
         rank = self.route.rank
         if self.plan is not None:
             return transport.problem(self.plan, rank, sources, targets)
@@ -83,7 +83,7 @@ class Way:
         return next((problem for problem in problems if problem is not None), None)
 
     def move(self, sources: Tensors, targets: Tensors, group: ProcessGroup) -> TransportReport:
-        """Give what is in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
+        """Give the tensors in ``sources``, or take into ``targets``; collective over the link. The tensors were found to fit.
 
         Raises:
             RuntimeError: the bytes are not those of the plan, or a rank is gone.
@@ -104,14 +104,14 @@ class Way:
         return report
 
     def fingerprints(self, sources: Tensors) -> Sums:
-        """Return the fingerprints of what this rank is to give."""
+        """Return the fingerprints of the boxes that this rank is to give."""
         if self.plan is not None:
             return fingerprints.of_given(self.witness, sources, transport.TORCH_DTYPES[self.plan.dtype])
         travels = {move.source_local: transport.TORCH_DTYPES[dtype] for dtype, moves in self.parts for move in moves}
         return fingerprints.of_given(self.witness, sources, travels)
 
     def proof(self, sums: Sums, targets: Tensors, group: ProcessGroup) -> Proof | None:
-        """Compare what has arrived on this rank with what left; ``None`` on a rank that gives. Collective over the link.
+        """Compare the arrived weights with those that left; ``None`` on a rank that gives. Collective over the link.
 
         Args:
             sums: :meth:`fingerprints`, from before the move.
@@ -125,13 +125,13 @@ class Way:
         return fingerprints.compared(self.witness, targets, given_sums, self.route.num_ranks)
 
     def given(self) -> list[Bundle]:
-        """Return what this rank gave to every other, by the bytes alone: nothing of it stands anywhere."""
+        """Return the bytes that this rank gave to every other; the boxes themselves are kept nowhere."""
         first, rank = self.route.num_sources, self.route.rank
         return [Bundle(rank, (peer - first,), None, count) for peer, count in enumerate(self.route.planned) if count]
 
 
 def _sum(reports: list[TransportReport]) -> TransportReport:
-    """Add up what one rank did in turns."""
+    """Add up the reports of one rank's turns."""
     received = tuple(map(sum, zip(*(report.received_from for report in reports), strict=True)))
     sent, seconds = sum(report.bytes_sent for report in reports), sum(report.seconds for report in reports)
     return TransportReport(sent, sum(received), 0, 0, received, seconds)
@@ -200,7 +200,7 @@ class DirectLinks:
         return self._joined[link.number][1]
 
     def settle(self) -> None:
-        """Wait until what was begun over the link in use is over.
+        """Wait until every transfer that was begun over the link in use is over.
 
         Raises:
             PeerFailed: the link was cut.
@@ -211,7 +211,7 @@ class DirectLinks:
             _await_stream(use.gpu, use.limit_s, lambda: self._cut_call == use.call_id)
 
     def cut(self, call_id: int) -> None:
-        """End what a call waits for, or will wait for, on its link; from another thread."""
+        """End the waits of a call on its link, also those to come; from another thread."""
         self._cut_call = call_id
         use = self._in_use
         if use is not None and use.call_id == call_id and use.group is not None:
@@ -230,7 +230,7 @@ class DirectLinks:
 
 
 def _await_stream(gpu: int, limit_s: float, is_cut: Callable[[], bool]) -> None:
-    """Wait until a GPU has done what it was asked: never in CUDA itself, as a kernel of NCCL waits for its peers for ever.
+    """Wait until a GPU has done its work: never in CUDA itself, as a kernel of NCCL waits for its peers for ever.
 
     Raises:
         RuntimeError: it did not within the limit.

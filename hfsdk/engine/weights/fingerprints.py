@@ -123,7 +123,7 @@ class Strips:
         return joined
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, on a device, what rows are multiplied by (lanes, rows), and where each box's begin and end."""
+        """Return, on a device, the factors of rows (lanes, rows), and where each box's rows begin and end."""
         if str(device) not in self._there:
             most = int(self._rows.max()) + 1
             of_rows = _odd("row", 0, most, device)[:, torch.from_numpy(self._rows).to(device)]
@@ -144,6 +144,7 @@ def _batches(together: Mapping[Columns, Sequence[Rows]]) -> Iterable[list[Column
     for key, members in together.items():
         low, high = _rows_of(members)
         size, columns = (high - low) * key[3], key[3:]
+        # Copying a large strip next to others would cost more than the launches that it saves.
         if size > SMALL:
             yield [key]
             continue
@@ -251,7 +252,7 @@ _of_witness: WeakKeyDictionary[Witness, tuple[Strips, Strips]] = WeakKeyDictiona
 
 
 def _strips(witness: Witness) -> tuple[Strips, Strips]:
-    """Return what a rank gives and what it takes."""
+    """Return the boxes that a rank gives, and those it takes."""
     if witness not in _of_witness:
         gives = [(box.local, box.local_start, box.size, box.start) for box in witness.gives.values()]
         _of_witness[witness] = Strips(gives), Strips(_boxes_of(witness.takes))
@@ -278,7 +279,7 @@ def of_given(witness: Witness, sources: Mapping[str, Tensor], dtype_of: DtypeOf)
 def compared(
     witness: Witness, targets: Mapping[str, Tensor], given_sums: Given, num_ranks: int, hidden: Container[str] = ()
 ) -> Proof:
-    """Compare what this rank has taken with what left.
+    """Compare the boxes that this rank has taken with those that left.
 
     Args:
         witness: the fingerprints that it takes.
@@ -321,7 +322,7 @@ MOVE_AGAIN = "Run the call again: they are moved anew. If it comes back, look at
 
 
 def mismatch(role: str, proof: Proof | None, advice: str) -> WeightMismatchError | None:
-    """Return the error of weights that are not those that left; ``None`` where all are.
+    """Return the error where weights arrived that are not those that left; ``None`` where all are.
 
     Args:
         role: the role's name.

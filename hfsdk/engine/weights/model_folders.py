@@ -1,4 +1,4 @@
-"""A model's folder on nodes that lack it: what belongs to it, whether a node has the same, and taking in what is sent.
+"""A model's folder on nodes that lack it: the files that belong to it, whether a node has the same, and taking in sent files.
 
 ::
 
@@ -63,7 +63,7 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: str | Path) -> Manifest:
-        """Read a folder; what :mod:`hfsdk.core.untrusted` does not open is not of it."""
+        """Read a folder; files that :mod:`hfsdk.core.untrusted` does not open are not of it."""
         names = [name for name in regular_names(folder) if Path(name).suffix in SUFFIXES]
         return cls(str(folder), tuple(FileMark.of(Path(folder, name)) for name in names))
 

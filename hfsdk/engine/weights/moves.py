@@ -38,7 +38,7 @@ class Inventory:
 
     summary: Summary
     boxes: Mapping[str, tuple[Box, ...]]
-    """The boxes by dtype; a box's tensor is ``"kind name"``, and each has a local tensor of its own."""
+    """The boxes by dtype; a box's tensor is ``"kind name"``, and each has its own local tensor."""
 
 
 def inventory(share: StateShare, shard: Shard, *, gives: bool) -> tuple[Inventory, Tensors]:
@@ -76,6 +76,7 @@ def way_of_state(
         for move in moves:
             if rank in (move.source, move.target):
                 own_moves.append(move)
+                # The sum less this rank is the peer, whichever end this rank is; a move within the rank counts for itself.
                 planned[move.source + move.target - rank] += DTYPE_BYTES[dtype] * move.numel
     sides = [*((inventory, ()) for inventory in map(_boxes, sources)), *(((), inventory) for inventory in map(_boxes, targets))]
     witness = Witness([move for _, moves in parts for move in moves], rank, *sides[rank])

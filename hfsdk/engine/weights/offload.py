@@ -11,7 +11,7 @@ AdamW during the step alone; between them roles that share a device can have tha
 A tensor keeps its identity: only its storage is emptied and filled again, so parameters, views and optimizers need not know.
 Without CUDA the host's memory is the device's: everything happens as it would, and nothing is saved.
 
-On a GPU the host's memory is pinned, and kept for the next round. Copies run on a stream of their own, so that neither the host nor
+On a GPU the host's memory is pinned, and kept for the next round. Copies run on their own stream, so that neither the host nor
 the GPU stands still: what was asked for ahead (:meth:`Offloaded.coming`) travels during the passes, what leaves does so during the
 call after::
 
@@ -90,7 +90,7 @@ class HostMemory:
 
 
 class CopyLane:
-    """The stream for copies between host and device: on a GPU one of their own; on a processor they run at once.
+    """The stream for copies between host and device: on a GPU a separate one; on a processor they run at once.
 
     Args:
         streams: torch's module of the device's streams: ``torch.cuda``, or ``torch.cpu``, whose streams do nothing.
@@ -103,7 +103,7 @@ class CopyLane:
 
     @contextmanager
     def copies(self) -> Iterator[None]:
-        """Run the copies made inside after all that was launched before: it wrote what leaves, or had the memory that is filled."""
+        """Run the copies made inside after earlier kernels, which wrote the leaving tensors or used the memory to be filled."""
         # Without this wait a copy could read what a kernel has not written yet.
         self._stream.wait_stream(self._streams.current_stream())
         try:
@@ -122,7 +122,7 @@ class CopyLane:
             memory.record_stream(self._stream)
 
     def wait(self) -> None:
-        """Let what is launched from now on run after the copies; the host goes on."""
+        """Let kernels that are launched from now on run after the copies; the host goes on."""
         if self._arrived is not None:
             self._streams.current_stream().wait_event(self._arrived)
 

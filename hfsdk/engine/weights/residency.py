@@ -65,12 +65,14 @@ class Residency:
             and rollout[target].dtype == trainer[source].dtype
         }  # fmt: skip
         for target, source in self.shared.items():
+            # From here on both engines have one storage: whatever the trainer writes, the rollout reads.
             rollout[target].data = trainer[source].data
         self._rollout = dict(rollout)
         self._own = [move for move in plan.moves if move.source == move.target == rank and move.target_local not in self.shared]
         self._left = _left_over(plan, rank)
         self._aside: list[tuple[str, tuple[slice, ...], torch.Tensor]] = []
         self._bytes = {name: t.untyped_storage().nbytes() for name, t in (*self._rollout.items(), *trainer.items())}
+        # A role begins in training: the rollout's own storages are given up until the first generation.
         for name in self._rollout:
             self._empty_rollout(name)
 
@@ -149,7 +151,7 @@ class Residency:
         return aside + sum(size for at, size in rollout.items() if at not in trainer)
 
     def census(self) -> Resident:
-        """Count what is on the rank now, from the storages that are not empty."""
+        """Count the bytes on the rank now, from the storages that are not empty."""
         trainer, rollout = (_resident(tensors.values()) for tensors in (self._trainer, self._rollout))
         both = trainer.keys() & rollout.keys()
         return Resident(
@@ -176,7 +178,7 @@ class Residency:
         )  # fmt: skip
 
     def _aside_of(self, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
-        """Yield what is kept aside of a box of the trainer's: which part of the tensor, and its values."""
+        """Yield the parts of a box of the trainer's that are kept aside: which part of the tensor, and its values."""
         for name, where, values in self._aside:
             start = tuple(cut.start for cut in where)
             if name == box.local:
@@ -188,7 +190,7 @@ class Residency:
     # ---- storages
 
     def _give_up(self, names: Sequence[str]) -> None:
-        """Empty a storage of the trainer's; what the rollout does not take of it is put aside first."""
+        """Empty a storage of the trainer's; parts that the rollout does not take are put aside first."""
         aside = []
         for name in names:
             for start, size in self._left.get(name, ()):

@@ -1,4 +1,4 @@
-"""A role's state in pieces that no layout is written into: what a checkpoint holds, and what moves between pools.
+"""A role's state in pieces that no layout is written into, as a checkpoint holds it and as it moves between pools.
 
 A rank's state is made of Megatron's local tensors; each *piece* is a box of one Hugging Face tensor, of the weights or of one
 part of the optimizer, so the pieces of any layout fill the state of any other::
@@ -106,7 +106,7 @@ class Summary:
 
 
 def copy_shared(target: torch.Tensor, box: Box, offered: Iterable[StatePiece]) -> int:
-    """Copy what pieces of ``box``'s tensor share with it into ``target``, the box's values; return how many numbers that were."""
+    """Copy the parts that pieces of ``box``'s tensor share with it into ``target``, the box's values; return how many numbers."""
     covered = 0
     for piece in offered:
         shared = intersect(piece.box, box)

@@ -1,4 +1,4 @@
-"""A rank's share of a role's state: what data-parallel ranks hold alike is copied once, each rank its part of it.
+"""A rank's share of a role's state: tensors that data-parallel ranks hold alike are copied once, a part by each rank.
 
 Ranks that differ in dp alone have the same weights, and the same masters and moments too unless the optimizer is distributed. Each
 rank's share of these is an equal part, in bytes; its share of a distributed optimizer (ZeRO stage 1) it is what the rank holds, as
@@ -107,7 +107,7 @@ def divided(kind: str, tensors: Mapping[str, tuple[Offsets, torch.dtype]], num_r
 
 
 def pieces(share: StateShare, shard: Shard) -> list[StatePiece]:
-    """Cut a rank's share into pieces; what lies in whole rows stays a view."""
+    """Cut a rank's share into pieces; those of whole rows stay views."""
     return [
         StatePiece(strip.kind, box.tensor, shard.shapes[box.tensor], box.start, part.contiguous(), first)
         for strip, box, part, first in parts(share, shard)
@@ -116,7 +116,7 @@ def pieces(share: StateShare, shard: Shard) -> list[StatePiece]:
 
 @torch.no_grad()
 def fill(share: StateShare, shard: Shard, pieces: Iterable[StatePiece]) -> None:
-    """Write pieces of any layout into a rank's share (see :meth:`StateShare.blank`); what it does not need of them is left.
+    """Write pieces of any layout into a rank's share (see :meth:`StateShare.blank`); parts that it does not need are left.
 
     Raises:
         CheckpointError: the pieces do not cover the share.
@@ -139,6 +139,7 @@ def parts(share: StateShare, shard: Shard) -> Iterator[tuple[Strip, Box, torch.T
     for box in shard.boxes:
         by_local[box.local].append(box)
     for strip, values in share.content:
+        # A strip is cut by numbers, not by rows: it begins and ends within a row, and only rectangles are views.
         for start, size in rectangles(strip.start, strip.stop, strip.shape):
             here = Box("", start, size, strip.local, start)
             offset = math.prod(strip.shape[1:]) * start[0] + sum(start[1:]) - strip.start

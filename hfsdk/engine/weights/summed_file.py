@@ -63,7 +63,7 @@ class SummedFile(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
-        """Bring what was put together to the file."""
+        """Write the buffer to the file."""
         piece, self._piece = self._piece, bytearray()
         if piece:
             self._write(memoryview(piece))
@@ -92,7 +92,7 @@ class SummedFile(io.RawIOBase):
         return self.sum.num_bytes + len(self._piece)
 
     def check(self) -> None:
-        """Raise what kept bytes from being written.
+        """Raise the error that kept bytes from being written.
 
         Raises:
             OSError: the first failure.
@@ -121,7 +121,7 @@ class SummedFile(io.RawIOBase):
                 self._file.close()
 
     def _read_back(self) -> None:
-        """Compare samples with what was written."""
+        """Compare samples with the written bytes."""
         for (at, _, crc), sample in zip(self._samples, self._samples_there(), strict=True):
             if zlib.crc32(sample) != crc:
                 raise CheckpointError(f"{self.path} reads back otherwise than written, at byte {at}; is the disk damaged?")

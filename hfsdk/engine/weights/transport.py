@@ -1,4 +1,4 @@
-"""Executes a ``ReshardPlan``: copies what a rank has, exchanges the rest in rounds, counts the bytes.
+"""Executes a ``ReshardPlan``: copies a rank's own parts, exchanges the rest in rounds, counts the bytes.
 
 Two rounds are under way at any time; what a rank copies from its own shard it copies while they travel::
 
@@ -6,7 +6,7 @@ Two rounds are under way at any time; what a rank copies from its own shard it c
     round 1                 pack -> isend/irecv .............. wait -> unpack -> ...
     copies           q0 -> qkv_proj      k0 -> qkv_proj      gate0 -> gate_up_proj ...
 
-A large piece is a message of its own and travels from tensor to tensor without a buffer wherever it is contiguous there; small ones
+A large piece is a separate message and travels from tensor to tensor without a buffer wherever it is contiguous there; small ones
 share a message. All ranks cut the rounds from the plan alone, so nothing but weights travels.
 """
 
@@ -123,14 +123,14 @@ def _device_of(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> 
 
 
 def problem(plan: ReshardPlan, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> RuntimeError | None:
-    """Return what keeps a plan from being carried out with these tensors; ``None`` if nothing does."""
+    """Return the error that keeps a plan from being carried out with these tensors; ``None`` without one."""
     return _problem(ends_in(plan, rank), plan.dtype, plan, rank, sources, targets)
 
 
 def problem_of_moves(
     moves: Iterable[Move], dtype_name: str, plan: str, rank: int, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> RuntimeError | None:
-    """Return what keeps moves, of what is named ``plan``, from being carried out with these tensors."""
+    """Return the error where the moves of the plan named ``plan`` do not fit these tensors; ``None`` where they do."""
     return _problem(ends_of(moves, rank), dtype_name, plan, rank, sources, targets)
 
 
@@ -171,7 +171,7 @@ class _Run:
         self.received: dict[int, int] = defaultdict(int)
 
     def report(self, num_ranks: int, seconds: float) -> TransportReport:
-        """Return what was counted."""
+        """Return the counts as a report."""
         size, by_rank = self.dtype.itemsize, tuple(self.received.get(peer, 0) for peer in range(num_ranks))
         return TransportReport(self.sent, sum(by_rank), self.copied * size, self.shared_numel * size, by_rank, seconds)
 
@@ -192,7 +192,7 @@ class _Run:
             finish()
 
     def _post(self, step: Round) -> Callable[[], None]:
-        """Start a round's transfers; the returned function waits for them and puts what came in its place."""
+        """Start a round's transfers; the returned function waits for them and puts the received parts in their places."""
         operations: list[dist.P2POp] = []
         incoming: list[tuple[PeerMessage, Tensor]] = []
         for message in step.sends:

@@ -1,4 +1,4 @@
-"""The rounds in which a rank carries a plan out: what it sends, receives and copies in each, cut to buckets."""
+"""The rounds in which a rank carries a plan out: the parts that it sends, receives and copies in each, cut to buckets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 OWN_MESSAGE_BYTES = 64 * 2**10
-"""Bytes from which on a piece is a message of its own."""
+"""Bytes from which on a piece is a separate message."""
 
 Slices = tuple[slice, ...]
 
@@ -93,7 +93,7 @@ def ends_in(plan: ReshardPlan, rank: int) -> Ends:
 
 
 def _cached(cache: dict[K, tuple[weakref.ref[ReshardPlan], V]], key: K, plan: ReshardPlan, make: Callable[[], V]) -> V:
-    """Return what is known of a plan, made the first time."""
+    """Return the result of ``make`` for a plan; it is made the first time only."""
     entry = cache.get(key)
     # An id may come back for another plan once the first is gone, so the plan itself is compared.
     if entry is None or entry[0]() is not plan:
@@ -173,7 +173,7 @@ def _cut(moves: list[Move], limit: int) -> list[list[Move]]:
         first = 0
         while first < move.size[0]:
             fits = room // row
-            # A row wider than the limit gets a part of its own: it cannot be cut further.
+            # A row wider than the limit gets its own part: it cannot be cut further.
             if fits == 0 and parts[-1]:
                 parts.append([])
                 room = limit
@@ -235,6 +235,7 @@ def _mark(rounds: list[Round], sources: set[str]) -> None:
         last |= dict.fromkeys(read, number)
     for name, number in last.items():
         rounds[number].done.append(name)
+    # A source that no round reads would never be given up, and its memory never come back.
     assert set(last) == sources
 
 

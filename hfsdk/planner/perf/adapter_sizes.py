@@ -39,7 +39,7 @@ def layer_numbers(adapters: AdapterSpec, tp: int) -> int:
 
 
 def trained_numbers(role: RoleSpec, layout: Layout) -> int:
-    """Return what is trained on top of a role's base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
+    """Return the parameters trained on top of a base on a rank of the fullest stage: adapters and, with pp=1, a scalar head."""
     assert role.model is not None
     assert role.lora is not None
     adapters = AdapterSpec.of(role.model, role.lora)
@@ -61,7 +61,7 @@ def rollout_numbers(adapters: AdapterSpec, tp: int) -> int:
 
 @lru_cache(maxsize=1024)
 def tp_sums(adapters: AdapterSpec) -> tuple[Sums, Sums]:
-    """Return what a layer's adapters sum over tp forwards, and backwards."""
+    """Return the numbers that a layer's adapters sum over tp forwards, and backwards."""
     names = [name for name in adapters.tensors() if name.startswith("model.layers.0.") and name.endswith(A)]
     modules = [name.removesuffix(A).rsplit(".", 1)[-1] for name in names]
     rank = adapters.lora.rank
@@ -73,7 +73,7 @@ def tp_sums(adapters: AdapterSpec) -> tuple[Sums, Sums]:
 
 @lru_cache(maxsize=1024)
 def received_numbers(adapters: AdapterSpec, tp: int, pp: int, rollout_tp: int) -> float:
-    """Return the numbers that the fullest rank receives when adapters go to the rollout: what it needs and does not hold.
+    """Return the numbers that the fullest rank receives when adapters go to the rollout: those that it needs and does not hold.
 
     For the layers of its own stage a rank holds the part that its trainer's boxes share with the rollout's.
     """

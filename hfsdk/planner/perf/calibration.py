@@ -1,4 +1,4 @@
-"""``PerfModel.fit``: constants from measured steps, with what they cannot say left as it was.
+"""``PerfModel.fit``: constants from measured steps; those that the steps cannot tell stay.
 
 Each phase of each call is one observation: its seconds on a rank in the mean (``generate.decode``, ``update.backward``, ...), what
 a call took besides (``.rest``), and every CPU task. On GPUs phases are timed by CUDA events (``hfsdk.core.trace.Span``): kernels
@@ -121,7 +121,7 @@ M = TypeVar("M", bound=Predicts)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A measured step and what its calls worked on: ``session.measured()``."""
+    """A measured step and the questions of its calls: ``session.measured()``."""
 
     trace: Trace
     cluster: ClusterSpec
@@ -147,7 +147,7 @@ class Observation:
     """The call, e.g. ``"actor.generate"``."""
     phase: str
     step: int = 0
-    """Number of the measured step among those that were given."""
+    """Number of the measured step among the given ones."""
     measured_s: float
     before_s: float
     after_s: float
@@ -423,7 +423,7 @@ def _check(steps: Sequence[Measured], constants: Sequence[str], start: Predicts)
 
 
 def _left_out(observations: Sequence[Observation]) -> dict[str, list[float]]:
-    """Return, by kind, log measured over predicted of what the fit has not seen; a kind may have none that tells."""
+    """Return, by kind, log measured over predicted of observations that the fit has not seen; a kind may have none that tells."""
     logs: dict[str, list[float]] = {}
     for o in observations:
         ones = logs.setdefault(o.kind, [])

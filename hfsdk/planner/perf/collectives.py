@@ -1,4 +1,4 @@
-"""How long ranks take to exchange what they have: rings and all-to-alls over a link that they share.
+"""How long ranks take to exchange their tensors: rings and all-to-alls over a link that they share.
 
 Bytes cross at ``share`` of the link's bandwidth; ``messages`` is how many exchanges they are in, each with its hops::
 

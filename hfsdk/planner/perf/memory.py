@@ -9,7 +9,7 @@ size with ``AdamW(distributed=True)``, else 1; Adam keeps two fp32 moments)::
     with LoRA          4 or 2 weights of a frozen base, and its adapters (and a scalar head) as above
 
 Roles on a device that begin with the same frozen base hold it once (:mod:`hfsdk.core.frozen_bases`): here it counts for one of
-them. A rollout has a base of its own, and room for one adapter of a padded rank.
+them. A rollout has its own base, and room for one adapter of a padded rank.
 
 A part that is offloaded to host memory counts only while it is used (not on CPU, where that is the same memory). On accelerators a
 rollout that shares a device with its trainer sleeps: its weights and cache are there while it generates, and not while a trainer
@@ -89,7 +89,7 @@ class MemoryEstimate:
     The step adds nothing to them on accelerators, where it is fused (:mod:`hfsdk.core.training_choices`).
     """
     rollout_weights: int = 0
-    """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` what it has beyond the trainer's."""
+    """The generating engine's copy; twice on CPU in mode ``packed``, in mode ``shared`` the part beyond the trainer's."""
     kv_cache: int = 0
     activations: int = 0
     """Activations of one micro-batch (with pp, of all micro-batches in flight)."""
@@ -224,7 +224,7 @@ def role_bytes(
 
 
 def bases_once(roles: Iterable[RoleSpec], estimates: Mapping[str, MemoryEstimate]) -> dict[str, MemoryEstimate]:
-    """Return what roles hold on a device, where roles that begin with the same frozen base have it once.
+    """Return the roles' bytes on a device, where roles that begin with the same frozen base have it once.
 
     Args:
         roles: roles in filled layouts, all on one pool (or on another that has the device as well).
@@ -249,7 +249,7 @@ def adamw_temporary_bytes(parameters: int, *, on_cpu: bool, fused: bool = False)
 
 @checked
 def device_bytes(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> tuple[DeviceMemory, ...]:
-    """Return what every placed device is asked for, in device order; roles without a model need no device."""
+    """Return the bytes asked of every placed device, in device order; roles without a model need no device."""
     devices = [replace(memory, device=number) for memory, numbers in alike_devices(roles, placement, cluster) for number in numbers]
     return tuple(sorted(devices, key=lambda d: d.device))
 
@@ -440,7 +440,7 @@ def _advice(device: DeviceMemory, roles: Sequence[RoleSpec], placement: Placemen
 
 
 def _offloading(device: DeviceMemory, roles: Iterable[RoleSpec]) -> DeviceMemory:
-    """Return what would be asked of a device were these roles declared with ``offload=True``."""
+    """Return the bytes that would be asked of a device were these roles declared with ``offload=True``."""
     away = {role.name: replace(role, offload=True).offloads for role in roles}
     return replace(device, roles={name: replace(e, offloaded=away.get(name, e.offloaded)) for name, e in device.roles.items()})
 

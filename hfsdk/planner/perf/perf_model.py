@@ -45,7 +45,7 @@ from hfsdk.resharding.reshard_plan import LINKS, ReshardPlan
 __all__ = ["Links", "PerfModel", "Setup", "reshard_bytes"]
 
 SHARES = tuple(f"{what}_efficiency" for what in ("train", "forward", "attention", "weight", "kv", "copy", "link"))
-"""Constants of :class:`PerfModel` that are a share of what a device or a link has on paper."""
+"""Constants of :class:`PerfModel` that are a share of a device's or a link's number on paper."""
 
 MOST_SHARE = 10.0
 """Largest such share: above 1 is where the paper's figure is a round one (the preset ``cpu``) and a run was faster."""
@@ -62,10 +62,10 @@ class PerfModel:
     """
 
     train_efficiency: Efficiency = 0.7
-    """Share of peak FLOP/s of training's matrix products: what single layers reach (7B and 70B at 4096 tokens: 0.66-0.78 on A100
+    """Share of peak FLOP/s of training's matrix products, as single layers reach it (7B and 70B at 4096 tokens: 0.66-0.78 on A100
     and H100, kernel profiles of Vidur, arXiv 2405.05465)."""
     forward_efficiency: Efficiency = 0.75
-    """The same without a backward pass, and in prefill: what single layers reach (Vidur's profiles)."""
+    """The same without a backward pass, and in prefill, as single layers reach it (Vidur's profiles)."""
     attention_efficiency: Efficiency = 0.5
     """Share of peak FLOP/s of attention whose scores stay on the chip, causal, forward and backward; a round figure.
     FlashAttention-2 reaches 0.5 to 0.73 on A100 and at most 335 TFLOP/s on H100, 0.34 (arXiv 2307.08691), its successor up to 740
@@ -83,7 +83,7 @@ class PerfModel:
     activation_bytes: NonNegative = 60.0
     """Bytes of memory traffic a token, layer and hidden unit of a forward pass that are no matrix product, in bf16 and with
     fused kernels: norms, residuals, rotations, the MLP's gate. Korthikanti et al. (arXiv 2205.05198) count 34 bytes kept; each
-    is written and nearly all are read once. Three times that where each operation is a kernel of its own."""
+    is written and nearly all are read once. Three times that where each operation is a separate kernel."""
     layer_s: NonNegative = 15e-6
     """Fixed seconds a layer and decode step replayed as a CUDA graph: the short kernels between the matrix products."""
     launch_s: NonNegative = 4e-4
@@ -322,7 +322,7 @@ class PerfModel:
         return float(np.max(seconds)) + self.rewrite(setup)
 
     def rewrite(self, setup: Setup) -> float:
-        """Return the seconds of copying what a rollout rank needs through its own memory once.
+        """Return the seconds of copying a rollout rank's weights through its own memory once.
 
         On CPU in mode ``shared`` only one engine's weights are there at a time: the trainer's come back at this price, with no
         bytes over a link (``to_training``).

@@ -1,4 +1,4 @@
-"""``LengthSums``: what a pass needs of its rows' lengths, summed once for many setups."""
+"""``LengthSums``: the sums of rows' lengths that a pass needs, made once for many setups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Setup``: a model on its devices, everything a formula of ``PerfModel`` needs but the tokens; ``Links``: what its axes cross.
+"""``Setup``: a model on its devices, everything a formula of ``PerfModel`` needs but the tokens; ``Links``: those its axes cross.
 
 A node's network link is shared by all of its devices. A ring over data-parallel ranks crosses a node's border once each way, so
 with tp ranks side by side as many rings share it; a device gets its part::
@@ -154,7 +154,7 @@ def _beside(nodes: Array, ep: int) -> int:
 
 @lru_cache(maxsize=256)
 def _bridged(link: LinkSpec, sharers: int) -> LinkSpec:
-    """Return one line's part of what is between the halves of a node."""
+    """Return one line's part of the bandwidth between the halves of a node."""
     return replace(link, bandwidth=min(link.bandwidth, link.bridge / sharers), bridge=0.0)
 
 
@@ -273,7 +273,7 @@ class Setup:
 
     @cached_property
     def local(self) -> float:
-        """Weights of a rank, without what lies uneven over stages."""
+        """Weights of a rank, without those that lie uneven over stages."""
         return self._numbers_of(self.layout.tp, self.layout.pp, self.layout.ep)
 
     @cached_property
@@ -290,7 +290,7 @@ class Setup:
 
     @property
     def without_ep(self) -> float:
-        """Weights that a rank would have if it had all experts of its tp and pp: what the dp ranks together have of them."""
+        """Weights that a rank would have if it had all experts of its tp and pp, which the dp ranks have together."""
         return self._numbers_of(self.layout.tp, self.layout.pp, 1)
 
     def _numbers_of(self, tp: int, pp: int, ep: int) -> float:
@@ -355,7 +355,7 @@ class Setup:
     def adapter_products(self) -> float:
         """Numbers of a layer's adapters that a rank multiplies each token with.
 
-        With sequence parallelism what is whole on every rank sees a part of the tokens, which is as if it were cut.
+        With sequence parallelism a weight that is whole on every rank sees a part of the tokens, as if it were cut.
         """
         if self.adapters is None:
             return 0.0

@@ -27,11 +27,11 @@ from hfsdk.core.rollout_sizes import LEAST_SEQS, MAX_SHARE, choose_sizes, is_ope
 from hfsdk.planner.perf.memory import GPU_PROCESS_BYTES, DeviceMemory, MemoryEstimate, alike_devices
 
 Free = tuple[int, int]
-"""Bytes for a cache and what vLLM works with: with a margin kept free, and without."""
+"""Bytes for a cache and vLLM's working memory: with a margin kept free, and without."""
 
 
 def sized(roles: Iterable[RoleSpec], placement: Placement, cluster: ClusterSpec) -> list[RoleSpec]:
-    """Return placed roles with the sizes of their rollouts; what was declared stays as it is. Pure."""
+    """Return placed roles with the sizes of their rollouts; declared ones stay as they are. Pure."""
     every = list(roles)
     if not any(map(waits, every)):
         return every
@@ -104,7 +104,7 @@ def _chosen(role: RoleSpec, devices: Iterable[DeviceSpec], free: Free) -> Rollou
 
 
 def free_bytes(device: DeviceMemory, waiting: Iterable[str]) -> Mapping[str, Free]:
-    """Return, for each rollout of a device that waits for its cache, the bytes for it and for what vLLM works with.
+    """Return, for each rollout of a device that waits for its cache, the bytes for it and for vLLM's working memory.
 
     ``device`` counts the least cache for each of them (:func:`with_least`). No rollout gets less than that, however little is free.
     """

@@ -66,7 +66,7 @@ class ClusterCache:
     """Kinds whose nodes have a bridge between two halves, which each layout crosses in its own way."""
     numbers: Iterator[int] = field(default_factory=count)
     likes: dict[tuple[RoleSpec, int], int] = field(default_factory=dict)
-    """Each role, with its long row, has a number of its own, also where a what-if's thread and a cell search at the same time."""
+    """Each role, with its long row, has its own number, also while a what-if's thread and a cell search at the same time."""
     setups: dict[Any, Setup] = field(default_factory=dict)
     roles: dict[Any, RoleSpec] = field(default_factory=dict)
     links: dict[Any, Links] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def _cache_of(cluster: ClusterSpec) -> ClusterCache:
 
 
 def cache_of(cluster: ClusterSpec) -> ClusterCache:
-    """Return what was found of a cluster's layouts so far; anew where it has become much."""
+    """Return the cache of a cluster's layouts; a new one where it has become large."""
     cache = _cache_of(cluster)
     if len(cache.setups) > MOST_SETUPS:
         _cache_of.cache_clear()
@@ -96,7 +96,7 @@ class Candidates:
 
     layouts: tuple[LayoutsOf, ...]
     seconds: Array
-    """[candidate, job of the item]; what is taken over from a trained role comes over the faster link where it might."""
+    """[candidate, job of the item]; weights of a trained role come over the faster link where they might."""
     resident: Array
     """Bytes held all the time, [candidate]."""
     base: Array
@@ -145,7 +145,7 @@ class Cut(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A setup, and what it is known by: hashing its numbers would take longer than a prediction."""
+    """A setup and its key: hashing its numbers would take longer than a prediction."""
 
     key: Hashable
     setup: Setup
@@ -168,9 +168,9 @@ class Tables:
     cluster: ClusterSpec
     perf: PerfModel
     least: bool = False
-    """Whether rollouts whose cache is open are asked to have the smallest one, and not what they should have."""
+    """Whether rollouts whose cache is open get the smallest one, and not the one that they should have."""
     alone: bool = True
-    """Whether they are timed with the cache that they have with their own role alone, and not with what they should have."""
+    """Whether they are timed with the cache that they have with their own role alone, and not with the one they should have."""
     step: int = -1
     """Number of the step of the run whose response lengths are generated; -1: seconds are the mean over all that are known."""
     num_predicted: int = 0
@@ -187,7 +187,7 @@ class Tables:
         self.cache, self._shares_cores = cache_of(self.cluster), self.cluster.shares_cores
 
     def but(self, *, least: bool = False, alone: bool = True) -> Tables:
-        """Return tables with other sizes for rollouts; what does not depend on those is shared."""
+        """Return tables with other sizes for rollouts; numbers that do not depend on these are shared."""
         return replace(self, least=least, alone=alone, num_predicted=0)
 
     def of_step(self, step: int) -> Tables:
@@ -259,7 +259,7 @@ class Tables:
     # -- bytes
 
     def bytes_of(self, item: Item, layouts: LayoutsOf, kind: Kind, size: int, *, least: bool = False) -> MemoryEstimate:
-        """Return what an item asks of each device of its pool, with the smallest cache (``least``) or what it should have."""
+        """Return the bytes that an item asks of each device of its pool, with the smallest cache (``least``) or the right one."""
         role, least = item.role, (least or self.least) and not kind.on_cpu
         train, rollout = layouts.get("train"), layouts.get("rollout")
         sharded = role.optimizer is not None and role.optimizer.distributed
@@ -279,7 +279,7 @@ class Tables:
         return self.perf.dispatch_s + sum(seconds for _, seconds in self.phases(item, job, layouts, kind, size, far=far))
 
     def phases(self, item: Item, job: Job, layouts: LayoutsOf, kind: Kind, size: int, *, far: bool | None) -> NamedSeconds:
-        """Return the same by the names of spans, in order, without what lies before the first one."""
+        """Return the same by the names of spans, in order, without the time before the first one."""
         phases, slower = self._phases(item, job, layouts, kind, size, far), self.slowdown(kind, size)
         return phases if slower == 1.0 else [(name, seconds * slower) for name, seconds in phases]
 
@@ -361,7 +361,7 @@ class Tables:
         return list(total.items())
 
     def _generated(self, setup: Setup, rows: ReplicaRows) -> NamedSeconds:
-        """Return what the slowest replica takes, in the mean over the steps whose lengths are known or of one of them."""
+        """Return the seconds of the slowest replica, in the mean over the steps whose lengths are known or of one of them."""
         named = self.perf.generate_each(setup, rows)
         by_step = sum(named.values(), np.zeros(len(rows.each))).reshape(-1, REPLICAS_A_STEP)
         slowest = by_step.argmax(1) + np.arange(0, by_step.size, REPLICAS_A_STEP)

@@ -23,7 +23,7 @@ def with_layouts(role: RoleSpec, layouts: LayoutsOf) -> RoleSpec:
 
 
 def layer_bytes(role: RoleSpec, ep: int = 1) -> float:
-    """Bytes of the layers' weights, and of the gradients of those that are trained: what tp x pp ranks hold at least.
+    """Bytes of the layers' weights, and of the gradients of those that are trained: tp x pp ranks hold at least these.
 
     Experts count as those that one of ``ep`` replicas has.
     """

@@ -1,4 +1,4 @@
-"""Items, jobs and groupings: what is placed (roles and shadows), its calls, and which items share devices.
+"""Items, jobs and groupings: the roles and shadows that are placed, their calls, and which items share devices.
 
 The family of plans: every set partition of the items into pools; blocks of frozen models may instead lie side by side on parts of
 a pool that a trained or generating model uses (interleaving, arXiv 2312.11819); an actor may generate by a shadow, a critic infer
@@ -96,7 +96,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Blocks of items (by number) that share devices, and the block that each lies on a part of (-1: a pool of its own)."""
+    """Blocks of items (by number) that share devices, and the block that each lies on a part of (-1: its own pool)."""
 
     blocks: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The calls of one step as they were seen when it ran once: what a planner lays out, for any algorithm.
+"""The calls of one step as they were seen when it ran once; a planner lays them out for any algorithm.
 
 Nothing here depends on a placement or a layout. Which rows a rank gets follows the engine's rules (``hfsdk.core.protocol``):
 passes and updates are balanced over data parallel by tokens, generation over its replicas; only the rank that is slowest matters::

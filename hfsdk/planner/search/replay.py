@@ -1,7 +1,7 @@
 """The clock of a step for many plans at once: when every job starts and ends, by the rule of :mod:`hfsdk.core.clock`.
 
 Jobs run in the order of submission; a pool's devices are free when it and every pool that shares devices with it are; CPU tasks
-have a clock of their own::
+have their own clock::
 
     end[j] = start_s(clock[pools that exclude j's], end[inputs of j]) + seconds[j]
 

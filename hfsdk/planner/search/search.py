@@ -30,7 +30,7 @@ BATCH = 4096
 """Boxes that are split at once."""
 
 MOST_FOR_ALL, MOST_FOR_BEST = (60_000, 4_000), (300_000, 12_000)
-"""Boxes bounded and placements looked at: beyond the first only what could be the very best plan is looked for, at the second the
+"""Boxes bounded and placements looked at: beyond the first only plans that could be the very best are looked for, at the second the
 search ends. Thousands of devices for little work leave many plans within a fraction of a per cent."""
 
 FAMILY = (
@@ -62,7 +62,7 @@ FROM_MEMORY = (
 
 @dataclass(eq=False)
 class Search:
-    """One search: its spaces, what it found, and how much it looked at."""
+    """One search: its spaces, its best plans, and how much it looked at."""
 
     spaces: list[Space]
     best: Best
@@ -99,12 +99,12 @@ class Search:
         return cls(spaces, Best(top, by_placement))
 
     def again(self, tables: Tables) -> Search:
-        """Prepare a search for what is faster than this one's plans with the sizes that all roles leave, by other tables."""
+        """Prepare a search by other tables, with the sizes that all roles leave, for plans faster than this one's."""
         timed = {key: solution.timed() for key, solution in self.best.by_key.items()}
         return Search([space.timed_by(tables) for space in self.spaces], replace(self.best, best_alone=False, by_key=timed))
 
     def prepare(self) -> None:
-        """Predict what every layout takes; :meth:`run` would, and this notes the seconds."""
+        """Predict the seconds of every layout; :meth:`run` would, and this notes how long it takes."""
         began = time.perf_counter()
         for space in self.spaces:
             _ = space.least
@@ -185,7 +185,7 @@ class Search:
     # -- branch and bound
 
     def _branch(self) -> None:
-        """Split the boxes with the least bounds of all spaces, until none is below what is known already."""
+        """Split the boxes with the least bounds of all spaces, until no bound is below the best plans so far."""
         fronts = [self._front(space) for space in self.spaces]
         while True:
             # Proving the runners-up takes most of a large search; beyond this many bounds only the best plan is proven.
@@ -232,7 +232,7 @@ class Search:
 
     @property
     def shortened(self) -> str:
-        """The sentence on what is not proven because the search ended early; empty where it did not."""
+        """The sentence that says what an early end left unproven; empty where the search ran to its end."""
         if np.isfinite(self.least_left):
             gap = 1 - self.least_left / min(solution.seconds for solution in self.best.by_key.values())
             return f" Ended early: a plan that was not looked at could be faster by at most {gap:.1%}."
@@ -271,7 +271,7 @@ class Search:
         return bound
 
     def _tighten(self, space: Space, which: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
-        """Leave out boxes without room for their least sizes, and lower the largest sizes to what the others leave."""
+        """Leave out boxes without room for their least sizes, and lower the largest sizes to those that the others leave."""
         rows, hosts, kinds = space.rows[which], space.hosts[which], space.kind_of[which]
         least = space.sizes[rows, low]
         keep = (low <= high).all(1)

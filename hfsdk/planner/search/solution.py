@@ -55,7 +55,7 @@ class Solution:
         )  # fmt: skip
 
     def held_on(self, block: int) -> dict[str, MemoryEstimate]:
-        """Return what the items of a block ask of each of its devices, each frozen base once."""
+        """Return the bytes that the items of a block ask of each of its devices, each frozen base once."""
         leaf, tables = self.leaf, self.leaf.space.tables
         kind, size = leaf.kind(block), leaf.num_devices(block)
         own_items = {self.items[i].name: (self.items[i], self.layouts[i]) for i in leaf.blocks[block]}
@@ -164,7 +164,7 @@ def grouping_names(mode: Mode, blocks: Sequence[Sequence[int]], hosts: Sequence[
 
 @dataclass(eq=False)
 class Best:
-    """The best plans so far, each of a kind of its own: of a grouping, or of a placement."""
+    """The best plans so far, each of its own kind: of a grouping, or of a placement."""
 
     top: int
     by_placement: bool = False
@@ -173,7 +173,7 @@ class Best:
     by_key: dict[Hashable, Solution] = field(default_factory=dict)
 
     def key(self, leaf: Leaf) -> Hashable:
-        """Return what a placement counts as: it and what is alike compete for one rank."""
+        """Return the key under which a placement competes: those that are alike share one."""
         arrangement = leaf.space.arrangements[leaf.arrangement]
         grouping = leaf.space.mode.shadows, leaf.space.groupings[arrangement.grouping]
         return (*grouping, arrangement.kinds, leaf.sizes) if self.by_placement else grouping

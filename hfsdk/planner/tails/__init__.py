@@ -1,4 +1,4 @@
-"""Long tails: what a step takes under schemes of generation that a synchronous one can be replaced with, token by token.
+"""Long tails: a step's seconds under schemes of generation that can replace a synchronous one, token by token.
 
 May import: core, planner.perf.
 """

@@ -59,7 +59,7 @@ def generate(
 def gather(
     costs: TokenCosts, num_replicas: int, rows: Sequence[PendingResponse], rule: str, at_s: float, onto: int
 ) -> tuple[Generated, float]:
-    """Decode rows, bring what is left at ``at_s`` together on fewer replicas, and go on there.
+    """Decode rows, bring those that are left at ``at_s`` together on fewer replicas, and go on there.
 
     Returns:
         Everything, and when the other replicas are free.
@@ -126,7 +126,7 @@ def _run(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]], 
 
 
 def _deal(replicas: Sequence[Replica], queues: Sequence[deque[PendingResponse]]) -> None:
-    """Fill the replicas, one row after the other where they share a queue; what comes in together is read together."""
+    """Fill the replicas, one row after the other where they share a queue; rows that come in together are read together."""
     if len({id(queue) for queue in queues}) == len(replicas):
         for replica, queue in zip(replicas, queues, strict=True):
             _fill(replica, queue)

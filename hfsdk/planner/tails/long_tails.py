@@ -1,4 +1,4 @@
-"""``hf.long_tails``: what a step takes when a few responses are much longer than the others, under six schemes.
+"""``hf.long_tails``: a step's seconds when a few responses are much longer than the others, under six schemes.
 
 ::
 

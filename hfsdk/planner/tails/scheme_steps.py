@@ -1,4 +1,4 @@
-"""A step's seconds under each scheme, from what its replicas do and the plan's other seconds.
+"""A step's seconds under each scheme, from its replicas' work and the plan's other seconds.
 
 ::
 
@@ -134,7 +134,7 @@ def _apart(
 
 
 def reallocated(case: TailCase) -> SchemeStep:
-    """Return a step whose last rows go to a few replicas, while the other devices begin with what has ended: the best split.
+    """Return a step whose last rows go to a few replicas, while the other devices begin with those that have ended: the best split.
 
     Advantages must need no more than a prompt's own responses. Nothing is stale: gradients of the first rows wait for the last.
     """
@@ -219,7 +219,7 @@ def _mean(steps: Sequence[SchemeStep]) -> SchemeStep:
 
 
 def _rest_s(case: TailCase, devices: int, rows: Sequence[PendingResponse]) -> float:
-    """Return what all but generation takes for these rows on so many devices, on which it fits."""
+    """Return the seconds of all but generation for these rows on so many devices, on which it fits."""
     seconds = case.rest_s(devices, _share_of(case, rows))
     assert seconds is not None
     return seconds
@@ -239,7 +239,7 @@ class _UnderWay:
         self._rows: list[PendingResponse] = []
 
     def fill(self) -> None:
-        """Begin new prompts in place of those that were taken; what is there by now an older policy wrote."""
+        """Begin new prompts in place of those that were taken; an older policy wrote the responses so far."""
         for row in self._rows:
             row.stale = row.done
         new = max(0, self._most - len({row.group for row in self._rows}))
@@ -247,7 +247,7 @@ class _UnderWay:
         self._launched += new
 
     def go_on(self, costs: TokenCosts, num_replicas: int, *, at_least_s: float = 0.0) -> tuple[float, Generated]:
-        """Generate until enough prompts are complete, and for some seconds at least; return how long that is, and what was done."""
+        """Generate until enough prompts are complete, and for some seconds at least; return the seconds, and the replicas' work."""
         left = [row for row in self._rows if row.done < row.length]
         until_s = max(at_least_s, _enough(self._rows, generate(costs, num_replicas, _copies(left)), self._needed))
         return until_s, generate(costs, num_replicas, left, until_s=until_s)

@@ -157,7 +157,7 @@ class TailCase:
         return float(np.interp(seconds, curve[1], curve[0]))
 
     def _rest_curve(self, devices: int) -> tuple[Array, Array] | None:
-        """Return shares of a step's tokens, ascending, and what the rest takes for each, from plans for so many prompts.
+        """Return shares of a step's tokens, ascending, and the rest's seconds for each, from plans for so many prompts.
 
         These keep the layouts of the plan for a whole step, and mini-batches as large as its own, as far as they are whole.
         """
@@ -173,7 +173,7 @@ class TailCase:
         return self._curves[devices]
 
     def _part_rest_s(self, plan: Plan, prompts: int) -> float | None:
-        """Return what all but generation takes of a step of fewer prompts, in a plan's layouts; ``None`` if that is no step."""
+        """Return the seconds of all but generation in a step of fewer prompts, in a plan's layouts; ``None`` if that is no step."""
         assert plan.again is not None
         most = max(call.mini_batches for call in plan.calls)
         fewer = min(max(1, round(most * prompts / self.plan.workload.prompts)), prompts * self.copies)
@@ -221,7 +221,7 @@ class TailCase:
         return self._costs_of(self.setup, self.devices)
 
     def alone(self, devices: int) -> tuple[TokenCosts, float]:
-        """Return a replica's costs in a pool of its own, and the seconds in which new weights get there from another pool."""
+        """Return a replica's costs in its own pool, and the seconds in which new weights get there from another pool."""
         declared = self.plan.roles[self.role.name].rollout_options
         setup = Setup.of(replace(self.role, train=None, rollout_options=declared), self.cluster, range(devices))
         received = setup.learned * setup.bytes_each / setup.rollout_tp

@@ -1,4 +1,4 @@
-"""Words and pictures: layouts, what a device holds, the order of a step's calls."""
+"""Words and pictures: layouts, a device's memory, the order of a step's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placements: what overlaps, how old a batch is, which calls a step needs."""
+"""Placements: calls that overlap, how old a batch is, which calls a step needs."""
 
 from __future__ import annotations
 

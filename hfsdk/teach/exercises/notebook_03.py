@@ -1,4 +1,4 @@
-"""Resharding: what a rank receives, which parts it trains, the closed formula."""
+"""Resharding: the bytes that a rank receives, the parts it trains, the closed formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards: what counts, where the score and the KL go, what a rewind brings back."""
+"""Rewards: the tokens that count, where the score and the KL go, the state that a rewind brings back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises on failures: what is lost, what an interrupt does, a ratio that stays finite."""
+"""Exercises on failures: lost work, an interrupt's effect, a ratio that stays finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Come back later: what a dead kernel costs, what a dead machine costs, a reward that needs nothing from outside."""
+"""Come back later: the costs of a dead kernel and of a dead machine, a reward that needs nothing from outside."""
 
 from __future__ import annotations
 

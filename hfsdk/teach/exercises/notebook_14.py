@@ -1,4 +1,4 @@
-"""LoRA: an adapter's size and shards, what a base shared by roles saves, the merge."""
+"""LoRA: an adapter's size and shards, the bytes that a shared base saves, the merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The census picture: the weights on each rank, by who holds them, as counted; below each bar what the plan says.
+"""The census picture: the weights on each rank, by who holds them, as counted; below each bar the plan's.
 
 ::
 
@@ -76,7 +76,7 @@ def census_view(data: Mapping[str, Any]) -> CensusView:
 
 
 def _label(holder: str, words: str, adapters: bool, others: str) -> str:
-    """Say what a colour stands for, of a role with adapters too."""
+    """Return a colour's meaning in words, of a role with adapters too."""
     if holder == "base" and others:
         return f"{words}, shared with {others}"
     return "in the trainer: adapters" if holder == "trainer" and adapters else words

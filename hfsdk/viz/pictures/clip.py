@@ -53,7 +53,7 @@ class ClipView(TypedDict):
     """Tokens without a finite ratio or advantage; they are not counted."""
     merged: bool
     span: float
-    """The histogram reaches from ``exp(-span)`` to ``exp(span)``; what is beyond stands in the outermost bins."""
+    """The histogram reaches from ``exp(-span)`` to ``exp(span)``; tokens beyond stand in the outermost bins."""
     groups: dict[str, str]
     """``log_ratio``; ``positive``, ``negative`` and ``zero``: tokens by the sign of A; ``positive_mass``, ``negative_mass``:
     their summed |A|."""
@@ -190,7 +190,7 @@ def _groups(log_ratio: Array, a: Array, low: float, high: float) -> dict[str, Ar
     bounds = np.concatenate([below, above, [1 - low, 1 + high]]).astype(np.float32)
     grid = np.exp(np.arange(-4, 4, GRID)).astype(np.float32)
     edges = np.unique(np.concatenate([grid, bounds, np.nextafter(bounds, np.float32(-1))]))
-    group = np.searchsorted(edges, np.exp(log_ratio), side="left")  # so a token exactly at a bound has a group of its own
+    group = np.searchsorted(edges, np.exp(log_ratio), side="left")  # so a token exactly at a bound has its own group
     first = np.flatnonzero(np.diff(group, prepend=-1))
     middle = (first + np.append(first[1:], len(group)) - 1) // 2  # a token of the group stands for it: it is inside
     return {"log_ratio": log_ratio[middle]} | {name: np.add.reduceat(p, first) for name, p in parts.items()}

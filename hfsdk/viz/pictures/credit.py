@@ -1,4 +1,4 @@
-"""Two pictures of what PPO's numbers do to a token: credit flowing back through GAE, and gradients that clipping takes away.
+"""Two pictures of the effect of PPO's numbers on a token: credit flowing back through GAE, and gradients that clipping takes away.
 
 ::
 
@@ -55,7 +55,7 @@ class CreditView(TypedDict):
 
 
 def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
-    """Bring one sample's columns, and of the whole batch what tells whether advantages were whitened.
+    """Bring one sample's columns, and from the whole batch whether advantages were whitened.
 
     Raises:
         ColumnError: there are no rewards or values yet, or the sample does not exist.
@@ -96,7 +96,7 @@ def credit_view(batch: Batch, row: int, gamma: float, lam: float) -> CreditView:
 
 
 def whitening_words(whitening: Whitening, has_advantages: bool) -> str:
-    """Say what was done to the batch's advantages after GAE."""
+    """Say how the batch's advantages were changed after GAE."""
     if not has_advantages:
         return "the batch has no advantages yet: the line is missing"
     if whitening.state == "whitened":

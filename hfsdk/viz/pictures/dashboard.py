@@ -1,4 +1,4 @@
-"""The dashboard of a training run: curves over its steps, what runs now, and of every step its time, numbers and samples.
+"""The dashboard of a training run: curves over its steps, the calls that run now, and every step's time, numbers and samples.
 
 ::
 
@@ -66,7 +66,7 @@ class DashboardView(TypedDict):
     state: str
     error: str
     warnings: list[str]
-    """The warnings that the numbers give, with what to do."""
+    """The warnings that the numbers give, with advice."""
     restores: list[str]
     """The workers' deaths that the run went on after."""
     steps_done: int

@@ -58,7 +58,7 @@ class CallView(TypedDict):
     under: str
     """Second line: time and place in the user's code."""
     out: str
-    """Last line: what it writes."""
+    """Last line: the columns that it writes."""
     x: float
     y: float
     width: float
@@ -131,7 +131,7 @@ def dataflow_view(data: Mapping[str, Any]) -> DataflowView:
 
 
 class DataflowPicture(Picture):
-    """Calls and what flows between them. ``DataflowPicture(dataflow_view(session.dataflow.view()))``."""
+    """Calls and the columns between them. ``DataflowPicture(dataflow_view(session.dataflow.view()))``."""
 
     name = "dataflow"
 

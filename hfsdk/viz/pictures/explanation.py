@@ -1,4 +1,4 @@
-"""The picture of an explained configuration: what is wrong, its batches, memory by phase, and a simulated step.
+"""The picture of an explained configuration: its mistakes, its batches, memory by phase, and a simulated step.
 
 ::
 
@@ -33,7 +33,7 @@ MOST_TEXT = 600
 
 
 class FindingView(TypedDict):
-    """One finding: what is wrong, or worth to know."""
+    """One finding: a mistake, or something worth knowing."""
 
     kind: str
     css: str

@@ -1,4 +1,4 @@
-"""The gap picture: what each cause has of the gap between trainer and generating engine, and where in the model they part.
+"""The gap picture: each cause's part of the gap between trainer and generating engine, and where in the model they part.
 
 ::
 
@@ -114,7 +114,7 @@ class GapPicture(Picture):
 
 
 def cause_text(cause: CauseView) -> str:
-    """Say what a cause comes to: ``"0.13 nats a token, 100 %: generated at 0.7"``."""
+    """Return a cause's part in words: ``"0.13 nats a token, 100 %: generated at 0.7"``."""
     if cause["named"]:
         return f"{_short(cause['nats'])} nats a token, {_percent(cause['share'])}: {cause['detail']}"
     return "explains nothing" if cause["changed"] else "not needed"

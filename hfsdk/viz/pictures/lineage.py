@@ -61,7 +61,7 @@ class LineagePicture(Picture):
         return "\n".join(lines)
 
     def to_html(self, full: bool = False) -> str:
-        """Return the SVG as HTML; ``full`` for a page of its own."""
+        """Return the SVG as HTML; ``full`` for a whole page."""
         return html_page(self.view["title"], self.placeholder()) if full else self.placeholder()
 
     def to_svg(self) -> str:

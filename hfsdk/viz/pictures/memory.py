@@ -1,4 +1,4 @@
-"""The memory picture: what every device holds through one step.
+"""The memory picture: the bytes that every device holds through one step.
 
 ::
 

@@ -125,7 +125,7 @@ def _verb(method: str) -> str:
 
 
 def _note(role: Mapping[str, Any], shard: Mapping[str, Any]) -> str:
-    """Say of a card what its coordinates do not."""
+    """Return the words of a card that its coordinates do not say."""
     if role.get("shadow_of"):
         weights = str(role.get("weights", ""))
         return weights.partition(" (")[0]

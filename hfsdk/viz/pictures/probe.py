@@ -105,7 +105,7 @@ class ProbePicture(Picture):
     name = "probe"
 
     def to_text(self) -> str:
-        """Return the report's lines and what strikes."""
+        """Return the report's lines and findings."""
         return "\n".join([*self.view["lines"], *(f"! {sentence}" for sentence in self.view["findings"])])
 
 

@@ -261,7 +261,7 @@ def _together(matrix: Sequence[Sequence[int]], bucket: Sequence[int], count: int
 
 
 def _parameters(plan: ReshardPlan, bucket: Sequence[int], count: int, proofs: _Proofs) -> list[ParameterView]:
-    """Return the two-dimensional parameters of the rollout: of the first layer, and what is in none."""
+    """Return the two-dimensional parameters of the rollout: of the first layer, and those outside of layers."""
     parameters = []
     for section in _first_sections(plan):
         moves: dict[str, list[Move]] = defaultdict(list)
@@ -286,7 +286,7 @@ def _short(name: str) -> str:
 
 
 def _boxes_by_rank(plan: ReshardPlan, section: Section) -> dict[int, list[Box]]:
-    """Return the boxes every rank starts from, of one layer or of what is in none."""
+    """Return the boxes every rank starts from, of one layer or of the tensors outside of layers."""
     by_place: dict[tuple[int, int], list[Box]] = {}
     by_rank = {}
     for rank in range(plan.num_ranks):
@@ -421,11 +421,11 @@ class ParameterPicture(Picture):
         return "\n".join(lines)
 
     def to_html(self, full: bool = False) -> str:
-        """Return the SVG as HTML; ``full`` for a page of its own."""
+        """Return the SVG as HTML; ``full`` for a whole page."""
         return html_page(self.view["title"], self.placeholder()) if full else self.placeholder()
 
     def to_svg(self) -> str:
-        """Draw two columns a rank: before and after; what comes from another rank is outlined in red and hatched."""
+        """Draw two columns a rank: before and after; parts from another rank are outlined in red and hatched."""
         self._hatch = Hatches()
         boxes = [box for rank in self.view["ranks"] for box in (*rank["before"], *rank["after"])]
         names, by_columns = sorted({box["tensor"] for box in boxes}), any(box["place"].startswith(":") for box in boxes)

@@ -1,4 +1,4 @@
-"""The timeline picture: when what ran.
+"""The timeline picture: calls and spans over time.
 
 ::
 
@@ -55,7 +55,7 @@ class NameView(TypedDict):
     tone: float
     color: str | None
     note: str
-    """The common property of spans that have a colour of their own; empty for the others."""
+    """The common property of spans that have their own colour; empty for the others."""
 
 
 class PhaseView(TypedDict):
@@ -526,7 +526,7 @@ def gaps(busy: list[tuple[float, float]], total_s: float) -> list[list[float]]:
 # -- drains of generations, pipelines and their bubbles, and the critical path
 
 MOST_DRAINS = 8
-"""Most devices that have a lane of their own for sequences; those whose generations ended last."""
+"""Most devices that have their own lane for sequences; those whose generations ended last."""
 DRAIN_HEIGHT = 38.0
 ALL_CRITICAL = "every call is on the critical path"
 PASSES = ("forward", "backward", "wait")

@@ -1,4 +1,4 @@
-"""The token picture: prompts and responses token by token, each token's box coloured by a number of its own.
+"""The token picture: prompts and responses token by token, each token's box coloured by its own number.
 
 ::
 
@@ -43,7 +43,7 @@ TEXT_SAMPLES, TEXT_TOKENS = 6, 40
 
 
 class FieldView(TypedDict):
-    """A number that can colour the tokens: a column, or what follows from two of them."""
+    """A number that can colour the tokens: a column, or one computed from two of them."""
 
     name: str
     label: str
@@ -143,7 +143,7 @@ class TokensPicture(Picture):
 
 
 def _columns(tokens: Tokens) -> tuple[dict[str, Array], list[str]]:
-    """Split off what cannot be drawn per token."""
+    """Split off the columns that cannot be drawn per token."""
     lengths = tokens.table.ragged("response").lengths
     columns: dict[str, Array] = {}
     ignored = []
@@ -307,7 +307,7 @@ def field_values(view: Mapping[str, Any], field: Mapping[str, Any]) -> Array:
 
 
 def compute(op: str, parts: Sequence[Array]) -> Array:
-    """Return what follows from one or two columns."""
+    """Return the numbers computed from one or two columns."""
     if op == "column":
         return parts[0]
     return {"subtract": tokenmath.subtract, "k3": tokenmath.k3, "ratio": tokenmath.ratio}[op](*parts)

@@ -91,7 +91,7 @@ class WhatIfPicture(Picture):
     name = "what_if"
 
     def to_text(self) -> str:
-        """Return what is asked for and the plan."""
+        """Return the question and its plan."""
         return "\n".join([*self._setting_lines(), PlanPicture(self.view["plan"]).to_text()])
 
     def _setting_lines(self) -> list[str]:
@@ -109,7 +109,7 @@ MOST_CHARS = 200
 
 
 class LiveWhatIf:
-    """The widget of one ``WhatIf``: a thread of its own answers the newest question, and draws the curve when none is asked.
+    """The widget of one ``WhatIf``: its own thread answers the newest question, and draws the curve when none is asked.
 
     Where no thread can be started, each question is answered as it comes.
 
@@ -170,14 +170,14 @@ class LiveWhatIf:
             self._answer()
 
     def _settings_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return of what a browser sets what the picture has a slider or a menu for: nothing else is kept until it is answered."""
+        """Return those of a browser's values for which the picture has a slider or a menu: nothing else is kept."""
         names = [control["name"] for control in (*self.widget.view["sliders"], *self.widget.view["menus"])]
         values = {name: changes[name] for name in names if name in changes}
         values = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
         return {name: value[:MOST_CHARS] if isinstance(value, str) else value for name, value in values.items()}
 
     def changed(self) -> None:
-        """Show what was set from Python."""
+        """Show the values that were set from Python."""
         self._publish()
         self._save()
 
@@ -204,7 +204,7 @@ class LiveWhatIf:
         self._publish()
 
     def _settle(self, dragged: str) -> None:
-        """Draw the curve over what was dragged, until something is dragged again; then bring the notebook's copy up to date."""
+        """Draw the curve over the dragged value, until something is dragged again; then bring the notebook's copy up to date."""
         if any(s["name"] == dragged for s in self._what_if.view()["sliders"]):
             for _ in self._what_if.draw_curve(dragged):
                 if self._wanted is not None:
