@@ -137,7 +137,6 @@ KNOWN_WORDS: dict[str, tuple[int, int]] = {
     "core": (28, 20),
     "diagnose": (26, 38),
     "engine/calls": (24, 12),
-    "engine/controller": (22, 53),
     "engine/ray": (16, 42),
     "engine/worker": (21, 91),
     "kept": (53, 75),
