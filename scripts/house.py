@@ -138,7 +138,6 @@ KNOWN_WORDS: dict[str, tuple[int, int]] = {
     "diagnose": (26, 38),
     "engine/calls": (24, 12),
     "engine/ray": (16, 42),
-    "kept": (53, 75),
     "models": (15, 57),
     "state": (15, 36),
 }
