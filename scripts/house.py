@@ -135,7 +135,6 @@ STORY_NAMES = frozenset(["found", "told", "asked", "taken", "kept", "held", "kno
 KNOWN_WORDS: dict[str, tuple[int, int]] = {
     ".": (3, 6),
     "core": (28, 20),
-    "diagnose": (26, 38),
     "engine/calls": (24, 12),
     "engine/ray": (16, 42),
 }
