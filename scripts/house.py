@@ -135,16 +135,6 @@ STORY_NAMES = frozenset(["found", "told", "asked", "taken", "kept", "held", "kno
 KNOWN_WORDS: dict[str, tuple[int, int]] = {
     ".": (3, 6),
     "core": (28, 20),
-    "diagnose": (26, 38),
-    "engine/calls": (24, 12),
-    "engine/controller": (22, 53),
-    "engine/ray": (16, 42),
-    "engine/worker": (21, 91),
-    "kept": (53, 75),
-    "models": (15, 57),
-    "run": (57, 34),
-    "session": (51, 71),
-    "state": (15, 36),
 }
 """Folder -> docstrings that still begin as a fragment, and story names that are still bound. Lower a number where it has fallen."""
 

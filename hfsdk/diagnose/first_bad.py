@@ -52,7 +52,7 @@ KIND_OF = {
 """A call's method -> what its bad number is, where the model's weights are finite."""
 ADVANTAGES = frozenset({"rewards", "advantages", "returns"})
 LOOKED_AT = ("loss", "grad_norm")
-"""Of a mini-batch's numbers."""
+"""The numbers of a mini-batch that are looked at."""
 
 
 @dataclass(eq=False)
@@ -80,9 +80,9 @@ class FirstBadSearch:
     def symptom(self) -> BadNumber | None:
         """Return the run's first bad number; ``None`` where there is none."""
         record = self.control.record
-        found = first_bad(record.rows)
+        bad = first_bad(record.rows)
         failed = record.failed_step
-        return BadNumber(failed, "", math.nan, None) if found is None and failed is not None else found
+        return BadNumber(failed, "", math.nan, None) if bad is None and failed is not None else bad
 
     def last_good(self) -> Snapshot | None:
         """Return the snapshot that a search goes back to."""
@@ -100,23 +100,23 @@ class FirstBadSearch:
         snapshot = self.again.snapshot_before(symptom.step)
         self.parts.client.drain()
         self.parts.client.send(m.AcknowledgeFailures())
-        held = self._held_now()
+        bad_ranks = self._held_now()
         with self.again.coming_back(snapshot, "first_bad", stay=stay) as left:
-            found = self._search(symptom, snapshot, held)
-        if found is None:
+            finding = self._search(symptom, snapshot, bad_ranks)
+        if finding is None:
             return None
-        but = f", but for {found.parameter}, of which ranks that differ in dp alone keep one copy together" if held else ""
-        return replace(found, left=left[0] + but, seconds=time.perf_counter() - begun)
+        but = f", but for {finding.parameter}, of which ranks that differ in dp alone keep one copy together" if bad_ranks else ""
+        return replace(finding, left=left[0] + but, seconds=time.perf_counter() - begun)
 
     def _asked(self, step: int) -> BadNumber:
         rows, failed = self.control.record.rows, self.control.record.failed_step
-        known = [row["step"] for row in rows] + ([] if failed is None else [failed])
-        if step not in known:
-            there = f"steps {min(known)} to {max(known)}" if known else "no steps yet"
+        steps = [row["step"] for row in rows] + ([] if failed is None else [failed])
+        if step not in steps:
+            there = f"steps {min(steps)} to {max(steps)}" if steps else "no steps yet"
             raise OptionError(f"the run has no step {step}; it has {there}")
-        found = self.symptom()
-        if found is not None and found.step == step:
-            return found
+        bad = self.symptom()
+        if bad is not None and bad.step == step:
+            return bad
         return BadNumber(step, "", math.nan, None, asked=step != failed)
 
     # -- looking at weights
@@ -145,13 +145,13 @@ class FirstBadSearch:
         """
         for name, handle in self._handles().items():
             if handle.role.trainable and handle.role.train is not None and handle.role.train.num_replicas > 1:
-                held = {rank: bad for rank, (_, bad) in enumerate(handle.run(rank_questions.bad_weights)) if bad}
-                if held and len(held) < handle.role.train.size:
-                    return name, held
+                by_rank = {rank: bad for rank, (_, bad) in enumerate(handle.run(rank_questions.bad_weights)) if bad}
+                if by_rank and len(by_rank) < handle.role.train.size:
+                    return name, by_rank
         return None
 
     def _search(
-        self, symptom: BadNumber, snapshot: Snapshot, held: tuple[str, Mapping[int, Mapping[str, float]]] | None
+        self, symptom: BadNumber, snapshot: Snapshot, bad_ranks: tuple[str, Mapping[int, Mapping[str, float]]] | None
     ) -> FirstBad | None:
         before, tape = self.again.step(snapshot, symptom.step, self._weights)
         place = self._bad_column(tape, before)
@@ -159,8 +159,8 @@ class FirstBadSearch:
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
         if place is None:
             place, tape = self._jump(snapshot, symptom, tape)
-        if place is None and held is not None:
-            return _of_itself(symptom, snapshot, *held)
+        if place is None and bad_ranks is not None:
+            return _of_itself(symptom, snapshot, *bad_ranks)
         if place is None:
             if tape.error is not None:
                 raise OptionError(f"step {symptom.step} did not end by a number that is not finite: {tape.error}") from tape.error
@@ -174,15 +174,15 @@ class FirstBadSearch:
         for call in tape.calls:
             now = self._spreads(call)
             then = {} if before is None else self._spreads(_like(call, before))
-            found = {name: usual for name, s in now.items() if (usual := odd(s, then.get(name))) is not None}
-            if not found:
+            usual_of = {name: usual for name, s in now.items() if (usual := odd(s, then.get(name))) is not None}
+            if not usual_of:
                 continue
-            name = max(found, key=lambda n: math.inf if found[n] == math.inf else now[n].largest / found[n])
-            spread, finite = now[name], found[name] < math.inf
+            name = max(usual_of, key=lambda n: math.inf if usual_of[n] == math.inf else now[n].largest / usual_of[n])
+            spread, finite = now[name], usual_of[name] < math.inf
             sample, token = spread.at if finite else spread.bad_at
             kind = KIND_OF.get(call.message.method, "advantage" if ADVANTAGES & set(now) else "column")
             value = spread.value if finite else spread.bad
-            return BadPlace(kind, call, name, value, found[name] if finite else None, sample, token)
+            return BadPlace(kind, call, name, value, usual_of[name] if finite else None, sample, token)
         return None
 
     def _spreads(self, call: SubmittedCall | None) -> dict[str, Spread]:
@@ -191,24 +191,24 @@ class FirstBadSearch:
             return {}
         lease = client.task("reduce", Shipped.of(spreads), call.written, (), call.message.num_rows)
         client.wait([lease.call_id], None)
-        found: dict[str, Spread] = client.result(lease.call_id)
-        return {name: found[name] for name in call.message.writes if name in found}
+        spread_of: dict[str, Spread] = client.result(lease.call_id)
+        return {name: spread_of[name] for name in call.message.writes if name in spread_of}
 
     def _bad_weight(self, tape: StepRecorder, place: BadPlace | None) -> BadPlace | None:
         """Return the first weight that is not finite, where it was so before the first bad column was written."""
         for call in tape.calls if place is None else tape.calls[: place.call.index + 1]:
-            held = {rank: bad for rank, (_, bad) in call.weights.items() if bad}
-            if not held:
+            bad_by_rank = {rank: bad for rank, (_, bad) in call.weights.items() if bad}
+            if not bad_by_rank:
                 continue
-            names = {name for bad in held.values() for name in bad}
-            rank, name = next((rank, name) for rank, bad in held.items() for name in bad)
+            names = {name for bad in bad_by_rank.values() for name in bad}
+            rank, name = next((rank, name) for rank, bad in bad_by_rank.items() for name in bad)
             earlier = [c for c in tape.calls[: call.index] if c.message.role == call.message.role and c.weights]
             since = f"it was finite before {earlier[-1].name} of that step" if earlier else "it was so before the step's first call"
             more = f", with {len(names) - 1} other parameters" if len(names) > 1 else ""
-            ranks = tuple(rank for rank, bad in held.items() if name in bad)
+            ranks = tuple(rank for rank, bad in bad_by_rank.items() if name in bad)
             own = place if place is not None and place.call.message.role == call.message.role else None
             return BadPlace(
-                "weight", call if own is None else own.call, "" if own is None else own.column, held[rank][name],
+                "weight", call if own is None else own.call, "" if own is None else own.column, bad_by_rank[rank][name],
                 sample=None if own is None else own.sample, token=None if own is None else own.token,
                 parameter=name, ranks=ranks, said=since + more,
             )  # fmt: skip
@@ -277,8 +277,8 @@ class FirstBadSearch:
     def _usual(self, role: str, step: int) -> dict[str, float]:
         """Return the largest loss and gradient of a role's updates in the run's steps before one."""
         rows = [row for row in self.control.record.rows if row["step"] < step]
-        found = {n: [abs(row[key]) for row in rows for key in (f"{role}_{n}", n) if key in row] for n in LOOKED_AT}
-        return {name: max(values) for name, values in found.items() if values}
+        sizes = {n: [abs(row[key]) for row in rows for key in (f"{role}_{n}", n) if key in row] for n in LOOKED_AT}
+        return {name: max(values) for name, values in sizes.items() if values}
 
     # -- of the sample
 
@@ -303,33 +303,33 @@ class FirstBadSearch:
 
     def _told(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
         """Put together what was found."""
-        found = FirstBad(
+        finding = FirstBad(
             kind=place.kind, symptom=str(symptom), step=symptom.step, call=place.call.name, role=place.call.message.role,
             column=place.column, value=place.value, usual=place.usual, epoch=None if place.mini is None else place.mini.epoch,
             mini_batch=None if place.mini is None else place.mini.index, sample=place.sample, token=place.token,
             parameter=place.parameter, ranks=place.ranks, layer=layer, snapshot=snapshot.name,
         )  # fmt: skip
         if place.sample is not None and "response" in batch.columns:
-            one = batch.take([place.sample]) if place.looked is None else place.looked
-            found = replace(found, text=marked_text(one, place.token), rows=tokens_around(one, place.token))
-        return replace(found, verdict=verdict_of(found, place.said), code=code_of(found, symptom.step - snapshot.steps))
+            sample = batch.take([place.sample]) if place.looked is None else place.looked
+            finding = replace(finding, text=marked_text(sample, place.token), rows=tokens_around(sample, place.token))
+        return replace(finding, verdict=verdict_of(finding, place.said), code=code_of(finding, symptom.step - snapshot.steps))
 
 
-def _of_itself(symptom: BadNumber, snapshot: Snapshot, role: str, held: Mapping[int, Mapping[str, float]]) -> FirstBad:
+def _of_itself(symptom: BadNumber, snapshot: Snapshot, role: str, by_rank: Mapping[int, Mapping[str, float]]) -> FirstBad:
     """Return a weight that is not finite on some rank though the steps done again leave it finite."""
-    name = next(iter(next(iter(held.values()))))
-    ranks = tuple(rank for rank, bad in held.items() if name in bad)
-    found = FirstBad(
+    name = next(iter(next(iter(by_rank.values()))))
+    ranks = tuple(rank for rank, bad in by_rank.items() if name in bad)
+    finding = FirstBad(
         kind="weight", symptom=str(symptom), step=symptom.step, call="", role=role, parameter=name, ranks=ranks,
-        value=held[ranks[0]][name], snapshot=snapshot.name,
+        value=by_rank[ranks[0]][name], snapshot=snapshot.name,
     )  # fmt: skip
-    return replace(found, verdict=verdict_of(found, ""), code=weight_code(found))
+    return replace(finding, verdict=verdict_of(finding, ""), code=weight_code(finding))
 
 
 def _like(call: SubmittedCall, before: StepRecorder) -> SubmittedCall | None:
     """Return the same call of the step before."""
-    found = before.calls[call.index] if call.index < len(before.calls) else None
-    return found if found is not None and found.name == call.name else None
+    same = before.calls[call.index] if call.index < len(before.calls) else None
+    return same if same is not None and same.name == call.name else None
 
 
 LOOK = ("token_loss", "token_loss_gradient")
@@ -337,7 +337,7 @@ LOOK = ("token_loss", "token_loss_gradient")
 
 @dataclass(frozen=True)
 class BadPlace:
-    """What is known of the first bad number."""
+    """The facts about the first bad number, as they are found."""
 
     kind: str
     call: SubmittedCall
@@ -350,7 +350,7 @@ class BadPlace:
     parameter: str = ""
     ranks: tuple[int, ...] = ()
     said: str = ""
-    """What else is to be said."""
+    """A further sentence about it."""
     looked: Batch | None = None
     """The sample with what its loss gives each token."""
 
@@ -362,27 +362,27 @@ class TapedUpdate:
     """
 
     def __init__(self, client: ControllerClient, call: SubmittedCall, handles: Mapping[str, ModelHandle]) -> None:
-        handle, given = handles[call.message.role], call.learning
+        handle, learning = handles[call.message.role], call.learning
         assert isinstance(handle, TrainedHandle)
-        assert isinstance(given, Learning)
-        self._client, self._call, self._given = client, call, given
+        assert isinstance(learning, Learning)
+        self._client, self._call, self._learning = client, call, learning
         self.handle = handle
         self._batch = Batch(client, dict(call.message.inputs), call.message.num_rows)
 
     @cached_property
     def plan(self) -> tuple[MiniBatchPlan, ...]:
-        """Its mini-batches; which rows they have depends on no layout."""
-        table, given = self._batch.table("prompt", "response"), self._given
+        """The mini-batches of the update; which rows they have depends on no layout."""
+        table, learning = self._batch.table("prompt", "response"), self._learning
         prompts, responses = table.ragged("prompt").lengths, table.ragged("response").lengths
         columns = ((ref, self._client.info(ref)) for ref in self._call.message.inputs.values())
         return plan_update(
-            prompts + responses, responses, 1, given.epochs, given.mini_batches, 2**40, given.seed, together=given.together,
-            rows=scored_rows_of(columns, self._call.message.num_rows),
+            prompts + responses, responses, 1, learning.epochs, learning.mini_batches, 2**40, learning.seed,
+            together=learning.together, rows=scored_rows_of(columns, self._call.message.num_rows),
         )  # fmt: skip
 
     def step_to(self, number: int) -> None:
         """Take the optimizer steps before the one of this number; they agree with the update's within rounding."""
-        loss = self._given.shipped.load()
+        loss = self._learning.shipped.load()
         for mini in self.plan[:number]:
             self.handle.forward_backward(self._batch.take(mini.rows), loss).wait()
             self.handle.step().wait()
@@ -395,13 +395,13 @@ class TapedUpdate:
             usual: how large its number was at most in the step before, of one that jumps; ``None``: it is not finite.
         """
         place = BadPlace("update", self._call, mini=mini, usual=usual)
-        if self._given.together == 1:
+        if self._learning.together == 1:
             look = primitive(reads=list(self._batch.columns), writes=LOOK)(rank_questions.token_losses)
-            found = self.handle.call(
-                look, self._batch.take(mini.rows), loss=self._given.shipped, num_tokens=mini.num_tokens, num_rows=mini.num_rows
+            losses = self.handle.call(
+                look, self._batch.take(mini.rows), loss=self._learning.shipped, num_tokens=mini.num_tokens, num_rows=mini.num_rows
             )  # fmt: skip
-            refs = {name: refs_of(found)[name] for name in LOOK}
-            lease = self._client.task("reduce", Shipped.of(spreads), refs, (), len(found))
+            refs = {name: refs_of(losses)[name] for name in LOOK}
+            lease = self._client.task("reduce", Shipped.of(spreads), refs, (), len(losses))
             self._client.wait([lease.call_id], None)
             for name, spread in self._client.result(lease.call_id).items():
                 normal = odd(spread, None)
@@ -411,27 +411,27 @@ class TapedUpdate:
                 at, token = spread.at if finite else spread.bad_at
                 return replace(
                     place, kind="loss", column=name, value=spread.value if finite else spread.bad,
-                    usual=normal if finite else None, sample=mini.rows[at], token=token, looked=found.take([at]),
+                    usual=normal if finite else None, sample=mini.rows[at], token=token, looked=losses.take([at]),
                 )  # fmt: skip
         return place if usual is not None else self._bad_gradient(place, mini)
 
     def _bad_gradient(self, place: BadPlace, mini: MiniBatchPlan) -> BadPlace:
         """Return the sample whose gradient is not finite though its loss is; of losses over pairs also one whose loss is not."""
-        shipped, size = self._given.shipped, self._given.together
+        shipped, size = self._learning.shipped, self._learning.together
         units = [mini.rows[i : i + size] for i in range(0, len(mini.rows), size)]
 
         def by_rank(rows: Sequence[int]) -> list[tuple[int, dict[str, float]]]:
             return self.handle.run(rank_questions.gradients, self._batch.take(rows).table(), shipped)
 
-        rows = bisected(units, lambda rows: any(found for _, found in by_rank(rows)))
+        rows = bisected(units, lambda rows: any(by_place for _, by_place in by_rank(rows)))
         if not rows:
             return replace(place, kind="gradient", said="No sample's alone is bad: it is their sum")
-        found = by_rank(rows)
-        stage = max(stage for stage, bad in found if bad)  # gradients come from the end
-        held = {rank: bad for rank, (at, bad) in enumerate(found) if bad and at == stage}
-        name = list(next(iter(held.values())))[-1]
-        ranks = tuple(rank for rank, bad in held.items() if name in bad)
-        return replace(place, kind="gradient", sample=rows[0], parameter=name, ranks=ranks, value=held[ranks[0]][name])
+        by_place = by_rank(rows)
+        stage = max(stage for stage, bad in by_place if bad)  # gradients come from the end
+        bad_of = {rank: bad for rank, (at, bad) in enumerate(by_place) if bad and at == stage}
+        name = list(next(iter(bad_of.values())))[-1]
+        ranks = tuple(rank for rank, bad in bad_of.items() if name in bad)
+        return replace(place, kind="gradient", sample=rows[0], parameter=name, ranks=ranks, value=bad_of[ranks[0]][name])
 
 
 def bisected(units: Sequence[Sequence[int]], bad: Callable[[Sequence[int]], bool]) -> list[int]:
@@ -447,10 +447,10 @@ def bisected(units: Sequence[Sequence[int]], bad: Callable[[Sequence[int]], bool
     return list(units[0])
 
 
-# Which layer's output first is not finite or leaves its range, of what the hooks on every rank saw.
+# -- the layer whose output first is not finite or leaves its range, of what the hooks on every rank saw
 
 Outputs = Sequence[tuple[int, Sequence[tuple[str, float]]]]
-"""By rank: its pipeline stage, and (module, largest absolute number of its output) in the order the modules ended."""
+"""Each rank's pipeline stage, and (module, largest absolute number of its output) in the order the modules ended."""
 
 SMALL = 1e-3
 """An output's usual size is at least this."""
@@ -460,29 +460,29 @@ def first_bad_layer(now: Outputs, before: Outputs | None = None) -> str:
     """Return the first module, by pipeline stage, whose output is bad on some rank; ``""`` where none is.
 
     Args:
-        now: what the hooks saw.
-        before: what they saw of the same sample with the weights of before; with it an output is bad that is `TIMES` larger,
+        now: outputs that the hooks saw.
+        before: outputs for the same sample with the weights of before; with it an output is bad that is `TIMES` larger,
             without it one that is not finite.
     """
-    found: list[tuple[int, int, str]] = []
+    bad_outputs: list[tuple[int, int, str]] = []
     for rank, (stage, outputs) in enumerate(now):
         for place, (name, size) in enumerate(outputs):
             usual = math.inf if before is None else TIMES * max(SMALL, before[rank][1][place][1])
             if not math.isfinite(size) or size > usual:
-                found.append((stage, place, name))
+                bad_outputs.append((stage, place, name))
                 break
-    if not found:
+    if not bad_outputs:
         return ""
-    stage, _, name = min(found)
+    stage, _, name = min(bad_outputs)
     return f"{name} (pipeline stage {stage})" if max(at for at, _ in now) else name
 
 
-# The words of a `FirstBad`: its sample as text, the tokens around, a verdict, and the cell that gets it again.
+# -- the words of a `FirstBad`: its sample as text, the tokens around, a verdict, and the cell that gets it again
 
 AROUND = 5
 """Tokens shown before and after the token."""
 MOST_CHARACTERS = 400
-"""Of a sample's text on either side of the token."""
+"""The number of a sample's characters on either side of the token."""
 
 
 def marked_text(sample: Batch, token: int | None) -> str:
@@ -508,80 +508,83 @@ def tokens_around(sample: Batch, token: int | None) -> tuple[Mapping[str, Any], 
     return tuple({str(name): value for name, value in row.items()} for row in few.to_dict("records"))
 
 
-def verdict_of(found: FirstBad, said: str) -> str:
+def verdict_of(finding: FirstBad, said: str) -> str:
     """Say what was found in a sentence or two."""
-    where = f" of sample {found.sample}" if found.sample is not None else ""
-    where += f", token {found.token}" if found.token is not None else ""
-    number = "" if found.value is None else f" is {found.value:.3g}"
-    number += f", {found.usual:.3g} at most otherwise" if found.usual is not None and found.value is not None else ""
-    mini = f" in mini-batch {found.mini_batch}" if found.mini_batch is not None else ""
-    mini += f" of epoch {found.epoch}" if found.epoch else ""
-    layer = f" The output of {found.layer} is the first to be bad." if found.layer else ""
-    ranks = f" on rank{'s' * (len(found.ranks) > 1)} {', '.join(map(str, found.ranks))}" if found.ranks else ""
-    head = f"Step {found.step}, {found.call}{mini}: "
-    if found.kind == "weight" and not found.call:
+    where = f" of sample {finding.sample}" if finding.sample is not None else ""
+    where += f", token {finding.token}" if finding.token is not None else ""
+    number = "" if finding.value is None else f" is {finding.value:.3g}"
+    number += f", {finding.usual:.3g} at most otherwise" if finding.usual is not None and finding.value is not None else ""
+    mini = f" in mini-batch {finding.mini_batch}" if finding.mini_batch is not None else ""
+    mini += f" of epoch {finding.epoch}" if finding.epoch else ""
+    layer = f" The output of {finding.layer} is the first to be bad." if finding.layer else ""
+    ranks = f" on rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
+    head = f"Step {finding.step}, {finding.call}{mini}: "
+    if finding.kind == "weight" and not finding.call:
         return (
-            f"The weight {found.parameter} of {found.role}{ranks}{number}, and is finite on the ranks that hold the same. Done "
-            f"again from {found.snapshot!r} the steps leave it finite: nothing in them makes it. Look at what ran on the ranks "
+            f"The weight {finding.parameter} of {finding.role}{ranks}{number}, and is finite on the ranks that hold the same. Done "
+            f"again from {finding.snapshot!r} the steps leave it finite: nothing in them makes it. Look at what ran on the ranks "
             "between two steps, and at the memory of that device."
         )
-    if found.kind == "weight":
-        met = f" {found.call} meets it first: {found.column}{where}." if found.column else ""
-        body = f"the weight {found.parameter}{ranks}{number} ({said}).{met}"
-    elif found.kind == "loss":
-        what = "the loss" if found.column == "token_loss" else "the loss's gradient by the model's output"
+    if finding.kind == "weight":
+        met = f" {finding.call} meets it first: {finding.column}{where}." if finding.column else ""
+        body = f"the weight {finding.parameter}{ranks}{number} ({said}).{met}"
+    elif finding.kind == "loss":
+        what = "the loss" if finding.column == "token_loss" else "the loss's gradient by the model's output"
         body = f"{what}{where}{number}; every column that it reads, and what the model says, is finite."
-    elif found.kind == "gradient":
-        body = f"the gradient of {found.parameter or 'the weights'}{where}{ranks}{number}, and the loss is finite."
-    elif found.kind == "update":
+    elif finding.kind == "gradient":
+        body = f"the gradient of {finding.parameter or 'the weights'}{where}{ranks}{number}, and the loss is finite."
+    elif finding.kind == "update":
         body = f"no sample stands out. {said[:1].upper()}{said[1:]}."
-    elif found.value is None:
+    elif finding.value is None:
         body = f"the function raises{where.replace(' of ', ' for ', 1)}: {said}"
     else:
         first = " It is the first bad number: all that was written before it is finite and of its usual size."
-        body = f"{found.column}{where}{number}.{first}"
-    more = f" {said}." if said and found.kind == "gradient" else ""
+        body = f"{finding.column}{where}{number}.{first}"
+    more = f" {said}." if said and finding.kind == "gradient" else ""
     return head + body + layer + more
 
 
-def weight_code(found: FirstBad) -> str:
+def weight_code(finding: FirstBad) -> str:
     """Return the lines that show a weight's largest number on every rank."""
     look = "lambda rank: float(dict(rank.module.named_parameters())[name].abs().max())"
-    return f"name = {found.parameter!r}\nsession.models.{found.role}.run({look})"
+    return f"name = {finding.parameter!r}\nsession.models.{finding.role}.run({look})"
 
 
-def code_of(found: FirstBad, num_good: int) -> str:
+def code_of(finding: FirstBad, num_good: int) -> str:
     """Return the cell that gets the number again.
 
     Args:
-        found: the rest of it.
+        finding: the number, and where it was met.
         num_good: steps from the snapshot to the bad one.
     """
     lines = [
         "run = session.run",
-        f"session.rewind(run.last_good)  # {found.snapshot}: weights, optimizers, prompts and seeds as they were",
+        f"session.rewind(run.last_good)  # {finding.snapshot}: weights, optimizers, prompts and seeds as they were",
         "algorithm, prompts = run.algorithm, run.prompts",
     ]
     step = "algorithm.step(session.models, next(prompts))"
     if num_good == 1:
-        lines.append(f"algorithm.metrics({step})  # step {found.step - 1}, bit for bit")
+        lines.append(f"algorithm.metrics({step})  # step {finding.step - 1}, bit for bit")
     elif num_good > 1:
-        lines += [f"for _ in range({num_good}):  # steps {found.step - num_good} to {found.step - 1}, bit for bit", f"    {step}"]
-    if found.kind != "weight":
-        lines.append(f"step = {step}  # step {found.step}")
-    number = "?" if found.value is None else f"{found.value:.6g}"
-    if found.kind == "weight":
+        lines += [
+            f"for _ in range({num_good}):  # steps {finding.step - num_good} to {finding.step - 1}, bit for bit",
+            f"    {step}",
+        ]
+    if finding.kind != "weight":
+        lines.append(f"step = {step}  # step {finding.step}")
+    number = "?" if finding.value is None else f"{finding.value:.6g}"
+    if finding.kind == "weight":
         lines += [
             "with contextlib.suppress(hf.HfsdkError):  # what the weight makes fail",
-            f"    algorithm.metrics({step})  # step {found.step}",
-            weight_code(found),
+            f"    algorithm.metrics({step})  # step {finding.step}",
+            weight_code(finding),
         ]
         lines[0:0] = ["import contextlib", ""]
-    elif found.value is None and found.column:
-        lines.append(f"step.batch[{found.column!r}]  # it raises")
-    elif found.kind not in ("loss", "gradient", "update"):
-        at = f"step.batch.take([{found.sample}])[{found.column!r}]"
-        lines.append(f"{at}{'[0]' if found.token is None else f'[0][{found.token}]'}  # {number}")
+    elif finding.value is None and finding.column:
+        lines.append(f"step.batch[{finding.column!r}]  # it raises")
+    elif finding.kind not in ("loss", "gradient", "update"):
+        at = f"step.batch.take([{finding.sample}])[{finding.column!r}]"
+        lines.append(f"{at}{'[0]' if finding.token is None else f'[0][{finding.token}]'}  # {number}")
     else:
-        lines.append(f"algorithm.metrics(step)  # {'it raises' if found.symptom.endswith('failed') else found.symptom}")
+        lines.append(f"algorithm.metrics(step)  # {'it raises' if finding.symptom.endswith('failed') else finding.symptom}")
     return "\n".join(lines)

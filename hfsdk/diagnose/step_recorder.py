@@ -34,31 +34,31 @@ Watch = Callable[[m.Submit], Mapping[int, Any]]
 
 
 class StepHost(Protocol):
-    """What of a session taking steps again needs."""
+    """The part of a session that is needed to take steps again."""
 
     @property
     def context(self) -> Context:
-        """Its name, counters and notices."""
+        """The session's name, counters and notices."""
         ...
 
     @property
     def client(self) -> ControllerClient:
-        """Who calls are sent through."""
+        """The client that calls are sent through."""
         ...
 
     @property
     def deployment(self) -> Deployment:
-        """The roles."""
+        """The roles, and where they are placed."""
         ...
 
     @property
     def runs(self) -> CurrentRun:
-        """The run."""
+        """The session's current run, or its last."""
         ...
 
     @property
     def snapshots(self) -> Snapshots:
-        """Takes snapshots and goes back to them."""
+        """The snapshots: taken, and gone back to."""
         ...
 
 
@@ -71,20 +71,20 @@ class SubmittedCall:
     """A call of a step."""
 
     index: int
-    """Its place among the step's calls."""
+    """The call's place among the step's calls."""
     message: m.Submit
     lease: Lease
     weights: Mapping[int, Any] = field(default_factory=dict)
-    """What the tape's watcher said right before it."""
+    """The answer of the recorder's watcher, right before the call was sent."""
 
     @property
     def call_id(self) -> int:
-        """Its id."""
+        """The call's id."""
         return self.lease.call_id
 
     @property
     def name(self) -> str:
-        """E.g. ``"actor.update"``."""
+        """The role and the method, e.g. ``"actor.update"``."""
         return f"{self.message.role}.{self.message.method}"
 
     @property
@@ -94,16 +94,16 @@ class SubmittedCall:
 
     @property
     def learning(self) -> Learning | None:
-        """Of an update, what it was given."""
-        given = self.message.arguments
-        return given if self.message.method == UPDATE.name and isinstance(given, Learning) else None
+        """The arguments of an update; ``None`` of another call."""
+        arguments = self.message.arguments
+        return arguments if self.message.method == UPDATE.name and isinstance(arguments, Learning) else None
 
 
 class StepRecorder:
     """The calls that this thread submits while it runs.
 
     Args:
-        client: whose calls.
+        client: the client whose calls are recorded.
         watch: called with each call's message right before it is sent; what it returns is kept with the call.
         stop_before: the place of the call before which the step ends by `StoppedHere`.
     """
@@ -116,12 +116,12 @@ class StepRecorder:
         self.next: m.Submit | None = None
         """The call before which it has stopped."""
         self.error: HfsdkError | None = None
-        """What the step failed with."""
+        """The error that the step failed with."""
         self.numbers: Mapping[str, float] = {}
-        """What the algorithm's ``metrics`` said of the step."""
+        """The numbers that the algorithm's ``metrics`` returned for the step."""
 
     def before(self, message: m.Submit) -> None:
-        """Stop here, or look."""
+        """Stop before this call, or have the watcher look at it."""
         if self._others():
             return
         if len(self.calls) == self._stop_before:
@@ -134,7 +134,7 @@ class StepRecorder:
             self._busy = False
 
     def take(self, message: m.Submit, lease: Lease) -> None:
-        """Keep the call."""
+        """Add a submitted call to the recording."""
         if not self._others():
             self.calls.append(SubmittedCall(len(self.calls), message, lease, self._seen))
 
@@ -144,7 +144,7 @@ class StepRecorder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be told of the calls meanwhile."""
+        """Record the calls that are made in this block."""
         self._client.tape = self
         try:
             yield
@@ -166,27 +166,28 @@ class StepRecorder:
         return Batch(self._client, whole, rows)
 
 
-# The snapshots that a run takes of itself, so that its steps can be taken again; bounded in time and memory
-#
-# ::
-#
-#     step        0   1   2   3   4   5   6   7      one before the first step; the next when the steps since have paid for it:
-#     snapshots   s               s           s      together they take SHARE of the steps' time at most
-#     kept                        s           s      the newest two; from a bad step on those from before it
-#
-# Each is a snapshot as ``session.snapshot`` takes it, but for that neither ``session.snapshots`` nor the history lists it.
+# -- the snapshots that a run takes of itself, so that its steps can be taken again; bounded in time and memory
 
 SHARE = 0.04
-"""Of the time of a run's steps that its snapshots may take; a run of a few steps has taken one all the same."""
+"""The share of the time of a run's steps that its snapshots may take; a run of a few steps has taken one all the same."""
 MEMORY_SHARE = 0.25
-"""Of the host memory that is free on a node that one of them may take."""
+"""The share of a node's free host memory that one of them may take."""
 TOLD_SHARE = 0.05
-"""From which on that is told."""
+"""The share of that memory from which on a notice says so."""
 
 
 @dataclass(eq=False)
 class RollingSnapshots:
-    """The newest few snapshots that a run takes of itself."""
+    """The newest few snapshots that a run takes of itself.
+
+    ::
+
+        step        0   1   2   3   4   5   6   7      one before the first step; the next when the steps since have paid for it:
+        snapshots   s               s           s      together they take SHARE of the steps' time at most
+        kept                        s           s      the newest two; from a bad step on those from before it
+
+    Each is a snapshot as ``session.snapshot`` takes it, but for that neither ``session.snapshots`` nor the history lists it.
+    """
 
     host: StepHost
     most: int
@@ -196,15 +197,15 @@ class RollingSnapshots:
     snapshots: list[Snapshot] = field(default_factory=list)
     """The oldest first."""
     seconds: float = 0.0
-    """That they have taken."""
+    """The seconds that they have taken."""
     last_s: float = 0.0
-    """That the last one took."""
+    """The seconds that the last one took."""
     steps_s: float = 0.0
-    """That the run's steps have taken."""
+    """The seconds that the run's steps have taken."""
     frozen: bool = False
     """Whether a step was bad, so that those from before it are to stay."""
     told: bool = False
-    """Whether was said what they take."""
+    """Whether a notice said how much memory they take."""
     refused: str = ""
     """Why none is taken, where that is so."""
 

@@ -41,7 +41,7 @@ LATE, CROWDED = f"nothing that lets it in came within {HANDSHAKE_S:g} s", "other
 
 
 STRANGE = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
-"""What somebody who says something else, or nothing, is met with."""
+"""Errors that meet a peer who speaks another protocol, or nothing."""
 
 
 class Refusals:
@@ -54,7 +54,7 @@ class Refusals:
         self._lock = threading.Lock()
 
     def add(self, why: str, peer: str) -> None:
-        """Somebody at an address was refused; ``why`` is one of few sentences, and says nothing that came from there."""
+        """Note that a peer at an address was refused; ``why`` is one of few sentences, and says nothing that came from there."""
         with self._lock:
             self._since[why] = self._since.get(why, 0) + 1
             if why not in self._told_s:
@@ -192,8 +192,8 @@ class Acceptor:
             arrival.abort()
             if not isinstance(error, STRANGE):
                 raise
-            told = str(error) if isinstance(error, StrangerError) else "what came is neither a kernel's nor a browser's"
-            self._refusals.add(arrival.why or told, arrival.peer)
+            problem = str(error) if isinstance(error, StrangerError) else "what came is neither a kernel's nor a browser's"
+            self._refusals.add(arrival.why or problem, arrival.peer)
             return
         finally:
             deadline.cancel()

@@ -36,7 +36,7 @@ NAME = re.compile(r"\w[\w.+-]{0,99}")
 DAY_S = 86_400.0
 
 TOKEN = "HFSDK_TOKEN"
-"""In the environment: of the server of sessions elsewhere."""
+"""The environment variable with the token of a server of sessions elsewhere."""
 
 ABOUT_S = 5.0
 """How long a keeper may take to say what it is."""
@@ -107,19 +107,19 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     Raises:
         OptionError: there is none of this name, or it is another version's.
         SessionInUseError: another kernel has it.
-        SessionClosedError: what answers at a session's address does not know the token, or is another version's.
+        SessionClosedError: the process at a session's address does not know the token, or is another version's.
     """
     if is_remote(name):
         return _attached(_remote(name, token), read_only=read_only, take_over=take_over)
     keepers = _ray_keeper().found(address)
-    mine = next(_accounts(keepers, name), None)
-    if mine is None:
+    account_here = next(_accounts(keepers, name), None)
+    if account_here is None:
         there = ", ".join(account.name for _, account in _accounts(keepers, "")) or "none"
         if keepers:
             done_with(keepers[0])
         where = "on this machine" if address is None else f"on the cluster at {address}"
         raise OptionError(f"there is no session {name!r} {where} (there: {there}); hf.sessions() lists them")
-    keeper, account = mine
+    keeper, account = account_here
     if account.version != package_version():
         done_with(keeper)
         raise OptionError(
@@ -177,15 +177,15 @@ def connect(parts: Parts, start: KeptStart) -> RemoteRuns:
     assert start.welcome is not None
     link, client = start.link, parts.client
     runs = RemoteRuns(parts, link)
-    told = (*SECTIONS, OF_KERNELS) if link.turn else ()
+    sections = (*SECTIONS, OF_KERNELS) if link.turn else ()
     rows = (history_rows(parts), run_rows(lambda: runs.control))
-    shared = SharedState(parts, told, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
+    shared = SharedState(parts, sections, (*SECTIONS, *run_sections(runs.take, runs.take_steps)), rows, frozenset({rows[0].name}))
     parts.runs.elsewhere, client.kept_as = runs, link.name
     link.belongs_to(client)
     if not link.near:
         parts.context.far = FromAfar(parts, link)
-    held: Mapping[str, Any] = next((note.entries for note in start.welcome.notes if note.section == OF_KERNELS.name), {})
-    parts.batches.take({name: _batch(parts, known, leased=bool(link.turn)) for name, known in held.items()})
+    entries: Mapping[str, Any] = next((note.entries for note in start.welcome.notes if note.section == OF_KERNELS.name), {})
+    parts.batches.take({name: _batch(parts, batch, leased=bool(link.turn)) for name, batch in entries.items()})
     link.subscribe(runs.on_event)
 
     def closed(why: str) -> None:
@@ -196,7 +196,7 @@ def connect(parts: Parts, start: KeptStart) -> RemoteRuns:
 
 
 class FromAfar:
-    """What a kernel outside the cluster has done near it: :class:`hfsdk.session.context.Far`."""
+    """The work that a kernel outside the cluster has done near it: :class:`hfsdk.session.context.Far`."""
 
     def __init__(self, parts: Parts, link: RemoteController) -> None:
         self._parts, self._link = parts, link
@@ -216,7 +216,7 @@ class FromAfar:
 
     def tokenizer(self, folder: str) -> RemoteTokenizer:
         """Return the tokenizer of a folder there."""
-        return RemoteTokenizer(folder, lambda *asked: self._link.ask(lambda: k.Tokenise(self._link.turn, *asked)).unpack())
+        return RemoteTokenizer(folder, lambda *request: self._link.ask(lambda: k.Tokenise(self._link.turn, *request)).unpack())
 
 
 def leave(parts: Parts, link: RemoteController) -> None:
@@ -231,13 +231,13 @@ def leave(parts: Parts, link: RemoteController) -> None:
     link.leave()
 
 
-def _batch(parts: Parts, known: KnownBatch, *, leased: bool) -> Batch:
+def _batch(parts: Parts, saved: KnownBatch, *, leased: bool) -> Batch:
     client = parts.client
     columns = {
         name: ColumnRef(call_id, there, rows, client.lease(call_id) if leased else None)
-        for name, call_id, there, rows in known.columns
+        for name, call_id, there, rows in saved.columns
     }
-    return Batch(client, columns, known.num_rows)
+    return Batch(client, columns, saved.num_rows)
 
 
 # -- the list
@@ -248,7 +248,7 @@ class KeptSession(k.Account):
     """A session that is kept: what it is, holds, and who has it. Made by ``hf.sessions()``."""
 
     address: str = ""
-    """Of its cluster; ``""``: this machine."""
+    """The address of its cluster; ``""``: this machine."""
 
     @checked
     def close(self) -> None:
@@ -280,9 +280,9 @@ class Sessions(Sequence[KeptSession]):
         """
         if not isinstance(key, str):
             return self._sessions[key]
-        for one in self._sessions:
-            if one.name == key:
-                return one
+        for session in self._sessions:
+            if session.name == key:
+                return session
         raise OptionError(f"there is no session {shown(key)}; there are {', '.join(s.name for s in self._sessions) or 'none'}")
 
     def __len__(self) -> int:
@@ -293,16 +293,16 @@ class Sessions(Sequence[KeptSession]):
         import pandas as pd
 
         names = [field.name for field in fields(KeptSession)]
-        return pd.DataFrame([{name: getattr(one, name) for name in names} for one in self._sessions], columns=names)
+        return pd.DataFrame([{name: getattr(session, name) for name in names} for session in self._sessions], columns=names)
 
     def _repr_html_(self) -> str:
         from hfsdk.viz.tables import sessions_html
 
         shown = ("name", "devices", "since", "roles", "run", "attached", "left", "column_bytes")
-        return sessions_html([{name: getattr(one, name) for name in shown} for one in self._sessions])
+        return sessions_html([{name: getattr(session, name) for name in shown} for session in self._sessions])
 
     def __repr__(self) -> str:
-        return "\n".join(f"{one.name}: {one.words}" for one in self._sessions) or "no kept sessions"
+        return "\n".join(f"{session.name}: {session.words}" for session in self._sessions) or "no kept sessions"
 
 
 @checked
@@ -310,19 +310,19 @@ def sessions(address: Name | None = None) -> Sessions:
     """Return the kept sessions of this user: what each holds, since when it runs, and who has it.
 
     Args:
-        address: of a Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
+        address: the address of a Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
 
     Raises:
         PlacementError: there is no such cluster.
         ModelNotFoundError: Ray is not installed here.
     """
     keepers = _ray_keeper().found(address)
-    known = list(_accounts(keepers, ""))
+    accounts = list(_accounts(keepers, ""))
     for keeper in keepers[:1]:
         done_with(keeper)
     names = [field.name for field in fields(k.Account)]
     return Sessions([
-        KeptSession(**{name: getattr(account, name) for name in names}, address=address or "") for _, account in known
+        KeptSession(**{name: getattr(account, name) for name in names}, address=address or "") for _, account in accounts
     ])  # fmt: skip
 
 

@@ -30,7 +30,7 @@ KIND = ""
 """Key that says what a dict stands for."""
 
 HOMES = ("hfsdk.core.", "hfsdk.engine.calls.", "hfsdk.planner.", "hfsdk.resharding.", "hfsdk.algorithms.", "hfsdk.models.")
-"""Where classes that may be named are; and those of this list."""
+"""Packages whose classes may be named; and those of the next list."""
 ALSO = ("hfsdk.kept.requests", "hfsdk.kept.shared_state", "hfsdk.run.run", "hfsdk.session.context", "hfsdk.session.role_book")
 
 BUILTIN_ERRORS = (
@@ -48,7 +48,7 @@ PENDING: Mapping[str, type[Metrics] | type[Value]] = {cls.__name__: cls for cls 
 
 
 Hold = Callable[[int], None]
-"""Told of every call to whose columns something refers."""
+"""A function that hears of every call to whose columns something refers."""
 
 
 def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
@@ -64,24 +64,24 @@ def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if type(value) is list:
-        return [to_plain(one, hold) for one in value]
+        return [to_plain(item, hold) for item in value]
     if type(value) is dict and all(type(key) is str and key != KIND for key in value):
-        return {key: to_plain(one, hold) for key, one in value.items()}
+        return {key: to_plain(item, hold) for key, item in value.items()}
     noun = is_dataclass(value) or hasattr(value, "_fields")
     for cls, kind, write in WRITERS:
         if isinstance(value, cls) and not (noun and kind in ("tuple", "map")):
             return {KIND: kind, **write(value, hold)}
     if noun:
-        return {KIND: "object", "of": _name_of(type(value)), "f": {n: to_plain(one, hold) for n, one in _fields(value).items()}}
+        return {KIND: "object", "of": _name_of(type(value)), "f": {n: to_plain(item, hold) for n, item in _fields(value).items()}}
     raise OptionError(f"a {type(value).__name__} cannot be looked at from afar; look at it on the cluster")
 
 
 def _each(value: Any, hold: Hold) -> dict[str, Any]:
-    return {"v": [to_plain(one, hold) for one in value]}
+    return {"v": [to_plain(item, hold) for item in value]}
 
 
 def _pairs(value: Any, hold: Hold) -> dict[str, Any]:
-    return {"v": [[to_plain(key, hold), to_plain(one, hold)] for key, one in value.items()]}
+    return {"v": [[to_plain(key, hold), to_plain(item, hold)] for key, item in value.items()]}
 
 
 def _table(value: Table, hold: Hold) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _number(value: Any, hold: Hold) -> dict[str, Any]:
 
 def _array(value: np.ndarray[Any, Any], hold: Hold) -> dict[str, Any]:
     if value.dtype.hasobject:
-        return {"dtype": "O", "v": [to_plain(one, hold) for one in value.ravel().tolist()], "shape": list(value.shape)}
+        return {"dtype": "O", "v": [to_plain(item, hold) for item in value.ravel().tolist()], "shape": list(value.shape)}
     return {"dtype": value.dtype.str, "v": np.ascontiguousarray(value).tobytes(), "shape": list(value.shape)}
 
 
@@ -143,25 +143,25 @@ WRITERS: tuple[tuple[type | tuple[type, ...], str, Callable[[Any, Hold], dict[st
     (PurePath, "path", lambda value, hold: {"v": str(value)}), (BaseException, "error", _error), (tuple, "tuple", _each),
     ((set, frozenset), "set", _each), (list, "list", _each), (Mapping, "map", _pairs), ((int, float, str), "number", _number),
 )  # fmt: skip
-"""What is written as what; the first that fits counts."""
+"""(class, kind, how it is written); the first that fits counts."""
 
 
 def from_plain(data: Any, client: ControllerClient | None = None) -> Any:
     """Return what plain data stands for.
 
     Args:
-        data: as :func:`to_plain` made it, perhaps by somebody else.
-        client: of this side's session, which batches and metrics then belong to.
+        data: plain data as :func:`to_plain` makes it, perhaps by somebody else.
+        client: the client of this side's session, which batches and metrics then belong to.
 
     Raises:
         ValueError: it names what may not be named, or is not well formed.
     """
     if isinstance(data, list):
-        return [from_plain(one, client) for one in data]
+        return [from_plain(item, client) for item in data]
     if not isinstance(data, dict):
         return data
     if KIND not in data:
-        return {key: from_plain(one, client) for key, one in data.items()}
+        return {key: from_plain(item, client) for key, item in data.items()}
     try:
         return _made(data, client)
     except (KeyError, TypeError, AttributeError, HfsdkError) as error:
@@ -181,11 +181,11 @@ def _made(data: dict[str, Any], client: ControllerClient | None) -> Any:
 
 
 def _listed(data: dict[str, Any], client: ControllerClient | None) -> list[Any]:
-    return [from_plain(one, client) for one in data["v"]]
+    return [from_plain(item, client) for item in data["v"]]
 
 
 def _object_of(data: dict[str, Any], client: ControllerClient | None) -> Any:
-    return _class(data["of"])(**{name: from_plain(one, client) for name, one in data["f"].items()})
+    return _class(data["of"])(**{name: from_plain(item, client) for name, item in data["f"].items()})
 
 
 def _ref_of(data: dict[str, Any], client: ControllerClient) -> ColumnRef:
@@ -209,7 +209,7 @@ def _array_of(data: dict[str, Any], client: ControllerClient | None) -> np.ndarr
     shape = [int(n) for n in data["shape"]]
     if data["dtype"] == "O":
         array = np.empty(len(data["v"]), dtype=object)
-        array[:] = [from_plain(one, client) for one in data["v"]]
+        array[:] = [from_plain(item, client) for item in data["v"]]
         return array.reshape(shape)
     return np.frombuffer(bytearray(data["v"]), dtype=_dtype(data["dtype"])).reshape(shape)
 
@@ -229,19 +229,19 @@ def _class(name: str) -> Any:
     module, _, qualified = name.partition(":")
     if not (module.startswith(HOMES) or module in ALSO) or not all(part.isidentifier() for part in module.split(".")):
         raise ValueError(f"{name!r} may not be named")
-    found: Any = importlib.import_module(module)
+    named: Any = importlib.import_module(module)
     for part in qualified.split("."):
-        found = vars(found).get(part)
-    if not isinstance(found, type) or found.__module__ != module or not (is_dataclass(found) or hasattr(found, "_fields")):
+        named = vars(named).get(part)
+    if not isinstance(named, type) or named.__module__ != module or not (is_dataclass(named) or hasattr(named, "_fields")):
         raise ValueError(f"{name!r} is no noun")
-    return found
+    return named
 
 
 READERS: Mapping[str, Callable[[dict[str, Any], ControllerClient | None], Any]] = {
     "tuple": lambda data, client: tuple(_listed(data, client)),
     "set": lambda data, client: frozenset(_listed(data, client)),
     "list": _listed,
-    "map": lambda data, client: {from_plain(key, client): from_plain(one, client) for key, one in data["v"]},
+    "map": lambda data, client: {from_plain(key, client): from_plain(item, client) for key, item in data["v"]},
     "number": lambda data, client: data["v"],
     "rows": lambda data, client: Rows(_listed(data, client)),
     "path": lambda data, client: Path(data["v"]),
@@ -256,4 +256,4 @@ BOUND: Mapping[str, Callable[[dict[str, Any], ControllerClient], Any]] = {
     "batch": lambda data, client: Batch(client, from_plain(data["columns"], client), int(data["num_rows"])),
     "pending": _pending_of,
 }
-"""What belongs to a session."""
+"""Readers of values that belong to a session, by kind."""

@@ -1,4 +1,4 @@
-"""What a kernel outside the cluster has done near it, because it needs files there: models, texts, saves."""
+"""Work that a kernel outside the cluster has done near it, because it needs files there: models, texts, saves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def near_the_models(
     """Return a declaration that is carried out where the models' folders are; one of a function is so everywhere.
 
     Args:
-        method: of a part of a session; its first argument says what is declared.
+        method: a method of a part of a session; its first argument says what is declared.
         is_near: whether that argument needs no folder.
     """
     first_name = list(inspect.signature(method).parameters)[1]
@@ -57,28 +57,30 @@ class RemoteTokenizer(FolderTokenizer):
     def __init__(self, folder: str | Path, ask: Callable[[str, str, Any], Any]) -> None:
         super().__init__(folder)
         self._ask = ask
-        self._known: dict[Any, Any] = {}
+        self._answers: dict[Any, Any] = {}
 
     def _texts(self, what: str, value: Any) -> Any:
         key = (what, repr(value))
-        if key not in self._known:
-            if len(self._known) >= self.MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = self._ask(str(self.folder), what, value)
-        return self._known[key]
+        if key not in self._answers:
+            if len(self._answers) >= self.MOST_KNOWN:
+                self._answers.clear()
+            self._answers[key] = self._ask(str(self.folder), what, value)
+        return self._answers[key]
 
-    def foresee(self, asked: Sequence[tuple[str, Any]]) -> None:
+    def foresee(self, questions: Sequence[tuple[str, Any]]) -> None:
         """Have the answers to several questions come in one message; they are then known when they are asked for."""
-        new = list({key: one for one in asked if (key := (one[0], repr(one[1]))) not in self._known}.items())
+        new = list(
+            {key: question for question in questions if (key := (question[0], repr(question[1]))) not in self._answers}.items()
+        )
         for first in range(0, len(new) if len(new) > 1 else 0, self.AT_ONCE):
             part = new[first : first + self.AT_ONCE]
-            if len(self._known) + len(part) > self.MOST_KNOWN:
-                self._known.clear()
+            if len(self._answers) + len(part) > self.MOST_KNOWN:
+                self._answers.clear()
             try:
-                answers = self._ask(str(self.folder), "several", [one for _, one in part])
+                answers = self._ask(str(self.folder), "several", [question for _, question in part])
             except HfsdkError:  # one of them has none: whoever asks for that one is told, by its row
                 continue
-            self._known |= {key: answer for (key, _), answer in zip(part, answers, strict=True)}
+            self._answers |= {key: answer for (key, _), answer in zip(part, answers, strict=True)}
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
@@ -118,17 +120,17 @@ class RemoteTokenizer(FolderTokenizer):
 def text_of(folder: str, what: str, value: Any, tokenizer: Callable[[str], FolderTokenizer]) -> Any:
     """Answer a :class:`RemoteTokenizer`, near the folder."""
     if what == "several":
-        return [text_of(folder, asked, one, tokenizer) for asked, one in value]
-    known = tokenizer(folder)
+        return [text_of(folder, item_kind, item, tokenizer) for item_kind, item in value]
+    folder_tokenizer = tokenizer(folder)
     answers: dict[str, Callable[[], Any]] = {
-        "encode": lambda: known.encode(value),
-        "encode_chat": lambda: known.encode_chat(value),
-        "encode_example": lambda: known.encode_example(value),
-        "turn_ends": lambda: astuple(known.turn_ends(chats=value)),
-        "notes": known.notes,
-        "decode": lambda: known.decode(value),
-        "decode_plain": lambda: known.decode(value, special=False),
-        "pieces": lambda: known.pieces(value),
-        "token_bytes": lambda: known.token_bytes(value),
+        "encode": lambda: folder_tokenizer.encode(value),
+        "encode_chat": lambda: folder_tokenizer.encode_chat(value),
+        "encode_example": lambda: folder_tokenizer.encode_example(value),
+        "turn_ends": lambda: astuple(folder_tokenizer.turn_ends(chats=value)),
+        "notes": folder_tokenizer.notes,
+        "decode": lambda: folder_tokenizer.decode(value),
+        "decode_plain": lambda: folder_tokenizer.decode(value, special=False),
+        "pieces": lambda: folder_tokenizer.pieces(value),
+        "token_bytes": lambda: folder_tokenizer.token_bytes(value),
     }
     return answers[what]()

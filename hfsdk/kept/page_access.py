@@ -1,4 +1,4 @@
-"""Who may see the pages of a server: whoever opens a link that the server made, once, and for as long as the page is looked at.
+"""Access to the pages of a server: a link that the server made opens one, once, for as long as the page is looked at.
 
 ::
 
@@ -25,10 +25,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 LINK_S = COOKIE_S = 600.0
 
 VISIT_S = 12 * 3600.0
-"""After so long a visit ends, however often its cookie was renewed."""
+"""The seconds after which a visit ends, however often its cookie was renewed."""
 
 MOST_LINKS = 16
-"""That have not been opened."""
+"""The number of links that may wait to be opened."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -48,13 +48,13 @@ NO_SCRIPTS = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'n
 
 @dataclass(frozen=True)
 class PageRequest:
-    """What a browser asks."""
+    """A browser's request."""
 
     method: str
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    """By their names in small letters."""
+    """The headers, by their names in small letters."""
 
     @classmethod
     def of(cls, head: bytes) -> PageRequest:
@@ -79,10 +79,10 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Visit:
-    """What comes of a request: a page to show, or an answer at once.
+    """The outcome of a request: a page to show, or an answer at once.
 
     Attributes:
-        name: of the session whose page it is, ``""`` for the list; ``None``: what follows is the answer.
+        name: the name of the session whose page it is, ``""`` for the list; ``None``: what follows is the answer.
         text: HTML, or a refusal in plain text.
         cookie: the header that gives the browser a new one; ``None``: it was not let in.
     """
@@ -102,7 +102,7 @@ class PageAccess:
     """The links and cookies of a server's pages: a link opens them once, and a cookie as long as somebody looks.
 
     Args:
-        port: where the server listens.
+        port: the port on which the server listens.
         encrypted: whether it is reached by TLS alone, with a certificate that says its name; else on this machine's loopback.
         now: seconds.
     """
@@ -146,8 +146,8 @@ class PageAccess:
         if site not in ("none", "same-origin") and "link" not in request.query:  # a link may be in a mail
             return True
         try:
-            known = self._encrypted or urlsplit(f"//{host}").hostname in LOOPBACK
-            return not known or (origin is not None and urlsplit(origin).netloc != host)
+            trusted = self._encrypted or urlsplit(f"//{host}").hostname in LOOPBACK
+            return not trusted or (origin is not None and urlsplit(origin).netloc != host)
         except ValueError:
             return True
 

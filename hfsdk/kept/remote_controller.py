@@ -57,7 +57,7 @@ class SessionActorClient(Protocol):
 
     @property
     def client(self) -> ControllerClient | None:
-        """Of this side's session."""
+        """The client of this side's session."""
         ...
 
     @client.setter
@@ -97,7 +97,7 @@ class RemoteController:
 
     Attributes:
         turn: the kernel's; 0 where it only looks.
-        name: of the session.
+        name: the name of the session.
     """
 
     def __init__(self, keeper: SessionActorClient, welcome: k.Welcome) -> None:
@@ -107,7 +107,7 @@ class RemoteController:
         self._released: tuple[int, ...] = ()
         self._asked_s = 0.0
         self._outcomes: dict[int, k.Outcome] = {}
-        """Of calls that are done, the newest last: nothing about them changes any more."""
+        """Outcomes of calls that are done, the newest last: nothing about them changes any more."""
         self._shared: SharedState | None = None
         self._heard = welcome.heard
         self._advanced = threading.Condition()
@@ -130,7 +130,7 @@ class RemoteController:
         """Take over what the session is, and begin to listen.
 
         Args:
-            shared: what this side knows of it.
+            shared: the state of the session as this side knows it.
             saved: gives the last save of the run.
             closed: told why the session cannot be used from here any more.
             lost: told why nothing is heard of it any more.
@@ -161,7 +161,7 @@ class RemoteController:
 
         Raises:
             SessionClosedError: the keeper has ended, or another kernel has taken over.
-            HfsdkError: what the controller answers with.
+            HfsdkError: the controller's answer.
         """
         match message:
             case m.Put(table=table, step=step) if self._keeper.near and table.nbytes > SMALL_BYTES:
@@ -262,10 +262,10 @@ class RemoteController:
         )
 
     def _what_is_lost(self, why: str, saved: str) -> str:
-        kept = saved or "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
+        advice = saved or "Nothing of it was saved by a run (session.train(..., folder=..., save_every=10) saves)."
         return (
             f"the process that kept session {self.name!r} has ended ({why}), and its workers with it: weights, batches and what "
-            f"was trained since the last save are gone. {kept}"
+            f"was trained since the last save are gone. {advice}"
         )
 
     # -- listening

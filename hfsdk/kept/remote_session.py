@@ -43,7 +43,7 @@ from hfsdk.kept.wire import (
 from hfsdk.session.client import ControllerClient, let_through
 
 SCHEMES = ("hfsdk", "hfsdks")
-"""Of addresses; with the second the certificate must be one that this machine's authorities know, too."""
+"""Schemes of addresses; with the second the certificate must be one that this machine's authorities know, too."""
 
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses before the connection is tried again, the last one from then on."""
@@ -54,17 +54,17 @@ CROWDED = 3
 """How often a connection that was ended in its first moments is tried again at once: the server ends the oldest of a crowd."""
 
 ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""What that looks like from here."""
+"""Errors by which an ended connection shows here."""
 
 NAMED = "a session elsewhere is named hfsdk://HOST:PORT/NAME"
 
 LEAVE_S = 3.0
 
 READ_BYTES = 2**18
-"""What is read ahead of a connection."""
+"""The bytes that are read ahead of a connection."""
 
 LOST_S = 3.0
-"""After so long without a connection whoever waits is told, and an interrupt ends the waiting at once."""
+"""The seconds without a connection after which waiting calls hear of it, and an interrupt ends the waiting at once."""
 
 
 def is_remote(name: str) -> bool:
@@ -92,7 +92,7 @@ async def reach(url: SplitResult, token: str, version: str) -> tuple[FrameConnec
 
     Raises:
         OSError: nothing answers there.
-        StrangerError: what answers there does not know the token.
+        StrangerError: the process there does not know the token.
         SessionClosedError: it is another version's.
     """
     try:
@@ -161,7 +161,7 @@ def page_link(address: str, token: str, version: str) -> str:
 
     Raises:
         OptionError: nothing answers there, or it shows no pages.
-        SessionClosedError: what answers there does not know the token, or is of another version.
+        SessionClosedError: the process there does not know the token, or is of another version.
     """
     url = url_of(address)
 
@@ -204,9 +204,9 @@ class RemoteSession:
     """A kept session as a kernel outside its cluster asks it, through the server on the head node.
 
     Attributes:
-        name: of the session.
+        name: the name of the session.
         near: whether columns can be put into the cluster's store, and fetched from it, from here.
-        client: of this side's session; what comes belongs to it.
+        client: the client of this side's session; what comes belongs to it.
     """
 
     near = False
@@ -282,15 +282,15 @@ class RemoteSession:
         self._send(request)
 
     def put(self, table: Table) -> Any:
-        """Not from here: a table travels with its message."""
+        """Refuse: from here a table travels with its message."""
         raise NotImplementedError
 
     def fetch(self, picks: Sequence[Pick]) -> Table:
-        """Not from here: the server fetches."""
+        """Refuse: the server fetches."""
         raise NotImplementedError
 
     def forgo(self) -> None:
-        """Nothing: a kernel elsewhere is on no cluster."""
+        """Ignore it: a kernel elsewhere is on no cluster."""
 
     def leave(self) -> None:
         """Have done with the server; what was told it last is sent."""
@@ -389,19 +389,19 @@ class RemoteSession:
         line, server = await reach(self._url, self._token, self._version)
         line.beat()
         with self._lock:
-            following = min((number for number, one in self._waiting.items() if not one.sent), default=self._number + 1)
+            following = min((number for number, question in self._waiting.items() if not question.sent), default=self._number + 1)
         hello = {"client": self._id, "version": self._version, "name": self.name, "next": following}
         line.send(msgpack().encode(hello))
         with self._lock:
             anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
             self._line, self._lost_s, self._said_lost, self._told_stranger = line, math.inf, False, False
-        for number, one in waiting:
-            if anew and one.sent and not may_repeat(one.request):
+        for number, question in waiting:
+            if anew and question.sent and not may_repeat(question.request):
                 self._take(number, Reply(errors=(HfsdkError(ANEW),)))
             else:
-                one.sent = True
-                line.send(one.frame)
+                question.sent = True
+                line.send(question.frame)
         return line
 
     def _tell_of_stranger(self) -> None:
@@ -433,5 +433,5 @@ class RemoteSession:
         self._failed = error
         with self._lock:
             waiting, self._waiting = list(self._waiting.values()), {}
-        for one in waiting:
-            one.answer(Reply(errors=(error,)))
+        for question in waiting:
+            question.answer(Reply(errors=(error,)))

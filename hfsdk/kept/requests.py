@@ -1,4 +1,4 @@
-"""What a kernel asks of the keeper of its session, and what it is told; all of it pickles."""
+"""Requests of a kernel to the keeper of its session, and the replies; all of it pickles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Kernel:
     pid: int
     host: str
     started: float
-    """When the process started, as its system counts it."""
+    """The time when the process started, as its system counts it."""
 
     @classmethod
     def here(cls) -> Kernel:
@@ -62,7 +62,7 @@ class KeepOptions:
 
     name: str
     version: str
-    """Of hfsdk."""
+    """The version of hfsdk."""
     seed: int
     devices: int | None
     own_machine: bool
@@ -109,10 +109,10 @@ class SessionTaken:
 
 @dataclass(frozen=True, eq=False)
 class News:
-    """What has changed in the kernel: taken over in the order of the numbers, whatever comes first."""
+    """The changes in the kernel: taken over in the order of the numbers, whatever comes first."""
 
     serial: int = 0
-    """From 1 on; 0 where there is nothing."""
+    """The number of these changes, from 1 on; 0 where there are none."""
     notes: tuple[SectionChange, ...] = ()
 
 
@@ -132,7 +132,7 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of a call that is done."""
+    """The outcome of a call that is done."""
 
     writer: str
     result: Any
@@ -164,7 +164,7 @@ class Train:
 
     turn: int
     packed: bytes
-    """Its arguments, see ``session_pickle.py``."""
+    """The arguments, see ``session_pickle.py``."""
     line: str
     news: News = NO_NEWS
 
@@ -244,17 +244,17 @@ class About:
 
 @dataclass(frozen=True)
 class Account:
-    """What a kept session is and holds."""
+    """The public facts of a kept session: what it is and holds."""
 
     name: str
     version: str
     devices: str
-    """Its cluster."""
+    """The session's cluster."""
     host: str
-    """Where its keeper is."""
+    """The host of its keeper."""
     pid: int
     started: float
-    """As ``time.time()``."""
+    """The time of its start, as ``time.time()``."""
     roles: tuple[str, ...]
     run: str
     """The last run, in words; ``""`` without one."""
@@ -263,21 +263,21 @@ class Account:
     unattended_s: float | None
     """Seconds since a kernel had it or a run went on; ``None`` while that is so."""
     most_unattended_s: float
-    """After so many of them it ends."""
+    """The seconds without a kernel or a run after which it ends."""
     column_bytes: int
-    """Of columns that somebody still refers to."""
+    """The bytes of columns that somebody still refers to."""
     closed: bool = False
 
     @property
     def words(self) -> str:
-        """What it is, in a line."""
+        """The session's state, in a line."""
         parts = [self.devices, f"since {self.since}", f"roles {', '.join(self.roles) or 'none'}", self.run]
         parts += [f"{self.column_bytes / 1e6:.1f} MB of columns", f"attached by {self.attached}" if self.attached else self.left]
         return "; ".join(filter(None, parts))
 
     @property
     def since(self) -> str:
-        """When it began, for people."""
+        """The time of its beginning, for people."""
         return time.strftime("%d %b %H:%M", time.localtime(self.started))
 
     @property

@@ -33,30 +33,30 @@ class RemoteRunControl(RunControl):
     steer: Callable[[str], None]
     bring_last: Callable[[], Any]
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def take(self, entries: Mapping[str, Any]) -> None:
         """Take over what was told of the run."""
         with self._changed:
             for name in CONTROL:
-                setattr(self, name, told[name])
+                setattr(self, name, entries[name])
             for name in RECORD:
-                setattr(self.record, name, told[name])
-            self._pause_asked, self._stop_asked, self._steps_asked = told["asked"]
-            self.error = joined(told["error"]) if told["error"] else None
-            self.record.warnings, self.record.restores = list(told["warnings"]), list(told["restores"])
-            self.record.resized = list(told["resized"])
+                setattr(self.record, name, entries[name])
+            self._pause_asked, self._stop_asked, self._steps_asked = entries["asked"]
+            self.error = joined(entries["error"]) if entries["error"] else None
+            self.record.warnings, self.record.restores = list(entries["warnings"]), list(entries["restores"])
+            self.record.resized = list(entries["resized"])
             self._changed.notify_all()
 
-    def take_steps(self, told: Entries, gone: Sequence[Any]) -> None:
+    def take_steps(self, entries: Entries, gone: Sequence[Any]) -> None:
         """Take over what was told of the run's last steps."""
         record = self.record
-        for step, (calls, trace_step, samples) in told.items():
+        for step, (calls, trace_step, samples) in entries.items():
             record.calls[step], record.trace_steps[step], record.samples[step] = calls, trace_step, samples or []
         for step in gone:
-            for kept in (record.calls, record.trace_steps, record.samples):
-                kept.pop(step, None)
+            for by_step in (record.calls, record.trace_steps, record.samples):
+                by_step.pop(step, None)
 
     def lose(self, why: str) -> None:
-        """Nothing is told of the run any more."""
+        """Fail the run as lost: no news of it can come any more."""
         with self._changed:
             if self.running:
                 self.running, self.error = False, SessionClosedError(why)
@@ -100,7 +100,7 @@ class RemoteRuns:
 
     def __init__(self, parts: Parts, link: RemoteController) -> None:
         self._parts, self._link = parts, link
-        self._told: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {}
         self._step: tuple[int, Any] = (-1, None)
         """The last step that was brought here, and after how many it was."""
 
@@ -113,24 +113,24 @@ class RemoteRuns:
         control = None if run is None else run._control
         return control if isinstance(control, RemoteRunControl) else None
 
-    def take(self, told: Entries) -> None:
+    def take(self, entries: Entries) -> None:
         """Take over what was told of the run; another number is another run."""
-        new = told.get("number", self._told.get("number")) != self._told.get("number")
-        self._told |= told
+        new = entries.get("number", self._entries.get("number")) != self._entries.get("number")
+        self._entries |= entries
         control = self.control
         if new or control is None:
             control = RemoteRunControl(kept_as=self._link.name)
             control.steer, control.bring_last = self._steer, self._last
-            control.take(self._told)
+            control.take(self._entries)
             self._step = (-1, None)
             self._parts.runs.run = Run(control)
         else:
-            control.take(self._told)
+            control.take(self._entries)
 
-    def take_steps(self, told: Entries, gone: Sequence[Any]) -> None:
+    def take_steps(self, entries: Entries, gone: Sequence[Any]) -> None:
         """Take over what was told of the run's last steps."""
         if self.control is not None:
-            self.control.take_steps(told, gone)
+            self.control.take_steps(entries, gone)
 
     def on_event(self, event: Event) -> None:
         """Take an event of the controller: which call runs now."""
@@ -139,7 +139,7 @@ class RemoteRuns:
             control.calls.on_event(event)
 
     def lose(self, why: str) -> None:
-        """Nothing is told any more: whoever waits for the run is told so."""
+        """Fail the current run as lost, where there is one: a cell that waits for it hears so."""
         if self.control is not None:
             self.control.lose(why)
 
@@ -170,8 +170,8 @@ class RemoteRuns:
         parts = self._parts
         config.validate(parts.deployment.models)
         stream = parts.sources.stream_of(config.prompts, pairs=isinstance(config.algorithm, DPO))
-        for held in streams_of(config.algorithm, stream):
-            parts.places.adopt(held)
+        for row_stream in streams_of(config.algorithm, stream):
+            parts.places.adopt(row_stream)
         packed = pack(parts, config.from_anywhere().of(stream))
         with interrupts_held(lambda: None) as interrupts:
             line = user_line()
@@ -191,7 +191,7 @@ class RemoteRuns:
         said = len(self._parts.context.messages)
         try:
             with progress_bar(control.steps, shown and watcher is None) as bar:
-                done, asked = 0, 0
+                done, handled = 0, 0
                 while control.running:
                     control.await_change(LOOK_S)
                     seen = control.record.rows
@@ -202,11 +202,11 @@ class RemoteRuns:
                         bar.show(row)
                     done = len(seen)
                     said = self._say(said)
-                    if interrupts.count > asked:
-                        asked = interrupts.count
-                        if asked > 2:
+                    if interrupts.count > handled:
+                        handled = interrupts.count
+                        if handled > 2:
                             raise KeyboardInterrupt
-                        control.pause() if asked == 1 else control.stop()
+                        control.pause() if handled == 1 else control.stop()
         finally:
             if watcher is not None:
                 watcher.ended()

@@ -80,13 +80,13 @@ def token_file() -> Path:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how to serve."""
+    """The place and the manner of serving."""
 
     host: str = "127.0.0.1"
     port: int = PORT
     token: str = ""
     address: str | None = None
-    """Of the Ray cluster; ``None``: the sessions of this machine alone."""
+    """The address of the Ray cluster; ``None``: the sessions of this machine alone."""
     certificate: str | None = None
     key: str | None = None
 
@@ -109,7 +109,7 @@ class ServeOptions:
 
 
 class AnsweredRequests:
-    """What a kernel has asked, by number: asked again, it is not done again.
+    """The requests of a kernel, by number: one that is repeated is not done again.
 
     Attributes:
         users: connections of the kernel.
@@ -117,7 +117,7 @@ class AnsweredRequests:
     """
 
     def __init__(self, following: int) -> None:
-        self._known: dict[int, Future[Reply]] = {}
+        self._replies: dict[int, Future[Reply]] = {}
         self._lock = threading.Lock()
         self._following = following
         self.users, self.left_s = 0, 0.0
@@ -126,21 +126,21 @@ class AnsweredRequests:
         """Return the answer to come: that of before, where there was one.
 
         Args:
-            number: of the request.
+            number: the number of the request.
             answered: all answers below have come to the kernel, and are forgotten.
             request: it may not be done again where it was asked before all that is known here.
             start: does it.
         """
         with self._lock:
-            for one in [one for one in self._known if one < answered]:
-                del self._known[one]
-            if number not in self._known:
+            for old in [old for old in self._replies if old < answered]:
+                del self._replies[old]
+            if number not in self._replies:
                 if number < self._following and not may_repeat(request):
                     unknown: Future[Reply] = Future()
                     unknown.set_result(Reply(errors=(HfsdkError(ANEW),)))
                     return unknown
-                self._known[number] = start()
-            return self._known[number]
+                self._replies[number] = start()
+            return self._replies[number]
 
 
 class Keepers:
@@ -151,7 +151,7 @@ class Keepers:
 
     def __init__(self, address: str | None) -> None:
         self._address = address
-        self._known: dict[str, Any] = {}
+        self._keepers: dict[str, Any] = {}
         self._users: dict[str, int] = {}
         self._idle_s = time.monotonic()
         self._lock = threading.Lock()
@@ -163,19 +163,19 @@ class Keepers:
             HfsdkError: the cluster is not there, or the session does not answer.
         """
         with self._lock:
-            keeper = self._known.get(name)
+            keeper = self._keepers.get(name)
             if keeper is not None and not keeper.lives():
-                done_with(self._known.pop(name))
+                done_with(self._keepers.pop(name))
                 keeper = None
         new = keeper_of(name, self._address) if keeper is None else None  # others are answered meanwhile
         with self._lock:
-            known = self._known.get(name)
-            if new is not None and known is not None:  # another kernel was quicker
+            other = self._keepers.get(name)
+            if new is not None and other is not None:  # another kernel was quicker
                 done_with(new)
-            keeper = known or new
+            keeper = other or new
             if keeper is None:
                 return None
-            self._known[name] = keeper
+            self._keepers[name] = keeper
             self._users[name] = self._users.get(name, 0) + 1
             return keeper
 
@@ -188,21 +188,21 @@ class Keepers:
     def rest(self, after_s: float = IDLE_S) -> None:
         """Have done with Ray, where no kernel was there for a while."""
         with self._lock:
-            if self._known and not any(self._users.values()) and time.monotonic() - self._idle_s >= after_s:
-                for keeper in self._known.values():
+            if self._keepers and not any(self._users.values()) and time.monotonic() - self._idle_s >= after_s:
+                for keeper in self._keepers.values():
                     done_with(keeper)
-                self._known.clear()
+                self._keepers.clear()
 
 
 class Server:
     """The server of kept sessions. It listens from the start, and answers when it runs.
 
     Args:
-        options: where and how.
+        options: the place and the manner of serving.
         tell: told in a line of those who were refused.
 
     Attributes:
-        port: where it listens.
+        port: the port on which it listens.
     """
 
     def __init__(self, options: ServeOptions, tell: Callable[[str], None] = lambda text: None) -> None:
@@ -409,7 +409,7 @@ def _reply(keeper: Any, request: k.Request) -> Reply:
         return Reply(errors=errors_of(error))
 
 
-# The pages that a browser sees of a kept session
+# -- the pages that a browser sees of a kept session
 
 REFRESH_S = 3
 
@@ -447,8 +447,11 @@ class Pages:
             return HTTPStatus.NOT_FOUND, _html("not found", f"<p>{escape(str(error))}</p>")
 
     def _list(self) -> str:
-        found = sessions(self._address)
-        rows = "".join(f'<li><a href="{escape(one.name)}">{escape(one.name)}</a>: {escape(one.words)}</li>' for one in found)
+        sessions_here = sessions(self._address)
+        rows = "".join(
+            f'<li><a href="{escape(session.name)}">{escape(session.name)}</a>: {escape(session.words)}</li>'
+            for session in sessions_here
+        )
         return f"<ul>{rows}</ul>" if rows else "<p>no kept sessions</p>"
 
     def _of(self, name: str) -> str:

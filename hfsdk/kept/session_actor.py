@@ -69,7 +69,7 @@ LOOKING = (q.Query, m.Wait, m.Locate, m.Logs)
 """Messages that change nothing."""
 
 KERNEL, HOME = "kernel", "home"
-"""Who refers to columns."""
+"""Holders of columns: the kernel's variables, or the session here."""
 
 
 class SessionActor:
@@ -87,16 +87,16 @@ class SessionActor:
         self._kernel: k.Kernel | None = None
         self._turn, self._heard_s = 0, time.monotonic()
         self._idle_s: float | None = time.monotonic()
-        """Since when nobody has the session and no run goes on."""
+        """The time since when nobody has the session and no run goes on."""
         self._holders: dict[int, set[str]] = {}
-        """Who refers to a call's columns."""
+        """The holders of each call's columns."""
         self._closed_s: float | None = None
         self._ended_s: float | None = None
-        """When its end began, and when it was done."""
+        """The time when its end began, and when it was done."""
         self._tokenizers: dict[str, FolderTokenizer] = {}
         self._in_order = threading.Condition()
         self._serial = 0
-        """Of the kernel's last news."""
+        """The number of the kernel's last news."""
         self._handlers: dict[type, Callable[[Any], Any]] = {
             k.Hello: self._hello, k.Ask: self._ask, k.Listen: self._listen, k.Train: self._train, k.Steer: self._steer,
             k.DeclareRemotely: self._declare, k.SaveOrLoad: self._save_or_load, k.Tokenise: self._texts,
@@ -136,8 +136,8 @@ class SessionActor:
         batches = self._notebook.section(OF_KERNELS.name).values()
         needed = {call_id for batch in batches if isinstance(batch, KnownBatch) for _, call_id, _, _ in batch.columns}
         with self._lock:
-            held = [call_id for call_id, who in self._holders.items() if KERNEL in who and call_id not in needed]
-        self.release(held, KERNEL)
+            unneeded = [call_id for call_id, who in self._holders.items() if KERNEL in who and call_id not in needed]
+        self.release(unneeded, KERNEL)
 
     def _welcome(self, turn: int) -> k.Welcome:
         self.flush()
@@ -225,7 +225,7 @@ class SessionActor:
             self._holders.setdefault(call_id, set()).add(who)
 
     def release(self, call_ids: Sequence[int], who: str) -> None:
-        """Somebody does not refer to calls' columns any more; those that nobody refers to are freed."""
+        """Drop a holder of calls' columns; those without any holder are freed."""
         free = []
         with self._lock:
             for call_id in call_ids:
@@ -267,10 +267,10 @@ class SessionActor:
                 self._events.add({"type": "noted", "notes": notes, "by": HOME})
 
     def _listen(self, listen: k.Listen) -> k.Heard:
-        mine = listen.turn != 0
-        if mine and listen.turn == self._turn:
+        owns = listen.turn != 0
+        if owns and listen.turn == self._turn:
             self._heard_s = time.monotonic()
-        return self._events.after(listen.since, listen.timeout_s, listen.turn, lambda: mine and listen.turn != self._turn)
+        return self._events.after(listen.since, listen.timeout_s, listen.turn, lambda: owns and listen.turn != self._turn)
 
     # -- runs
 
@@ -290,18 +290,18 @@ class SessionActor:
         self.flush()
         return str(handle.name)
 
-    def _save_or_load(self, asked: k.SaveOrLoad) -> str:
-        saves = self._at_home(asked.turn, asked.news).parts.saves
-        folder: Any = asked.folder
-        if asked.what == "save":
-            folder = saves.save(asked.folder, keep=asked.keep)
+    def _save_or_load(self, request: k.SaveOrLoad) -> str:
+        saves = self._at_home(request.turn, request.news).parts.saves
+        folder: Any = request.folder
+        if request.what == "save":
+            folder = saves.save(request.folder, keep=request.keep)
         else:
-            saves.load(asked.folder)
+            saves.load(request.folder)
         self.flush()
         return str(folder)
 
-    def _texts(self, asked: k.Tokenise) -> Any:
-        return text_of(asked.folder, asked.what, asked.value, self._tokenizer)
+    def _texts(self, request: k.Tokenise) -> Any:
+        return text_of(request.folder, request.what, request.value, self._tokenizer)
 
     def _tokenizer(self, folder: str) -> FolderTokenizer:
         with self._lock:
@@ -331,8 +331,8 @@ class SessionActor:
         last = None if home is None or home.parts.runs.run is None else home.parts.runs.run.last
         if home is None or last is None:
             return None
-        mine = bool(request.turn) and request.turn == self._turn
-        hold = (lambda call_id: self.hold(call_id, KERNEL)) if mine else (lambda call_id: None)  # who only looks keeps nothing
+        owns = bool(request.turn) and request.turn == self._turn
+        hold = (lambda call_id: self.hold(call_id, KERNEL)) if owns else (lambda call_id: None)  # who only looks keeps nothing
         return to_plain(last, hold) if request.plain else pack(home.parts, last, hold)
 
     # -- the end
@@ -428,7 +428,7 @@ class BackgroundSession:
             return None if parts.runs.run is None else parts.runs.run._control
 
         rows = (history_rows(parts), run_rows(control))
-        self.shared = SharedState(parts, (*SECTIONS, *RUN_SECTIONS), SECTIONS, rows, frozenset(one.name for one in rows))
+        self.shared = SharedState(parts, (*SECTIONS, *RUN_SECTIONS), SECTIONS, rows, frozenset(rows_of.name for rows_of in rows))
         self.shared.take(keeper.told)
 
     @property
@@ -439,8 +439,8 @@ class BackgroundSession:
 
     def adopt_streams(self, config: TrainConfig) -> None:
         """Know the streams that a run takes from, so that their places are told."""
-        for held in streams_of(config.algorithm, config.prompts):
-            self.parts.places.adopt(held)
+        for stream in streams_of(config.algorithm, config.prompts):
+            self.parts.places.adopt(stream)
 
     def nobody_waits(self) -> None:
         """The kernel whose cell waited for the run is gone: from now on it is one in the background."""
@@ -487,8 +487,8 @@ class EventLog:
             time.sleep(max(0.0, min(GATHER_S, deadline - time.monotonic())))  # few answers, with several events each
         with self._added:
             first = self._events[0][0] if self._events else self.last + 1
-            found = [event for number, event in self._events if number > since and event.get("by", NOBODY) != by]
-            return Heard(tuple(found), self.last, missed=first > since + 1 and self.last > since)
+            events = [event for number, event in self._events if number > since and event.get("by", NOBODY) != by]
+            return Heard(tuple(events), self.last, missed=first > since + 1 and self.last > since)
 
     def _is_news(self, since: int, by: object) -> bool:
         """Whether something came that whoever listens has not told himself."""

@@ -37,7 +37,7 @@ ROWS = ("history_rows", "run_rows")
 
 @dataclass(frozen=True, eq=False)
 class SectionChange:
-    """What has changed in a section."""
+    """The changes of a section."""
 
     section: str
     entries: Entries
@@ -82,10 +82,10 @@ def _messages(parts: Parts) -> Entries:
 
 
 def _take_messages(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
-    known = parts.context.messages
+    messages = parts.context.messages
     for index, text in sorted(entries.items()):
-        if index >= len(known):
-            known.append(text)
+        if index >= len(messages):
+            messages.append(text)
 
 
 def _take_counters(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
@@ -112,22 +112,22 @@ def _roles(parts: Parts) -> Entries:
 
 def _take_roles(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
     deployment = parts.deployment
-    for known in entries.values():
-        handle = deployment.take_known(KINDS[known.kind], known.declared)
-        set_role(handle, known.live)
-        sum_as_known(handle, known, deployment.book)
+    for role in entries.values():
+        handle = deployment.take_known(KINDS[role.kind], role.declared)
+        set_role(handle, role.live)
+        sum_as_known(handle, role, deployment.book)
     for name in gone:
         deployment.book.drop(name)
 
 
 def _deployment(parts: Parts) -> Entries:
     deployment = parts.deployment
-    asked = deployment.asked
-    if not isinstance(asked, (str, Mapping, Placement)):  # a plan, or one of its runners-up
-        asked = asked.placement
+    asked_for = deployment.asked
+    if not isinstance(asked_for, (str, Mapping, Placement)):  # a plan, or one of its runners-up
+        asked_for = asked_for.placement
     return {
-        "placement": deployment.placement, "specs": dict(deployment.specs), "asked": asked, "loaded": frozenset(deployment.loaded),
-        "absent": deployment.absent,
+        "placement": deployment.placement, "specs": dict(deployment.specs), "asked": asked_for,
+        "loaded": frozenset(deployment.loaded), "absent": deployment.absent,
     }  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def _batches(parts: Parts) -> Entries:
 
 
 def _take_nothing(parts: Parts, entries: Entries, gone: Sequence[Any]) -> None:
-    """Of what only whoever attaches next has a use for."""
+    """Ignore entries that only the next kernel to attach has a use for."""
 
 
 # -- the run
@@ -240,7 +240,7 @@ def run_sections(
 
 
 RUN_SECTIONS = (SharedSection("run", _run, _take_nothing), SharedSection("run_steps", _run_steps, _take_nothing))
-"""Of whoever has the run."""
+"""The sections of the side that has the run."""
 
 SECTIONS = (
     SharedSection("about", _about, _take_about),
@@ -254,7 +254,7 @@ SECTIONS = (
     SharedSection("perf", _perf, _take_perf),
     SharedSection("messages", _messages, _take_messages),
 )
-"""In the order in which they are taken."""
+"""The sections in the order in which they are taken."""
 
 OF_KERNELS = SharedSection("batches", _batches, _take_nothing)
 
@@ -266,7 +266,7 @@ class SharedRows:
     name: str
     get: Callable[[], Rows | None]
     put: Callable[[Rows], None]
-    _told: tuple[Rows | None, int, Row] = (None, 0, {})
+    _sent: tuple[Rows | None, int, Row] = (None, 0, {})
     """The list as it was told last: itself, its length and its last row."""
 
     def news(self) -> SectionChange | None:
@@ -274,14 +274,14 @@ class SharedRows:
         rows = self.get()
         if rows is None:
             return None
-        known, count, last = self._told
+        rows_before, count, last = self._sent
         now = len(rows)
         tail = rows[now - 1] if now else {}
-        if known is rows and count == now and tail == last:
+        if rows_before is rows and count == now and tail == last:
             return None
-        grown = known is rows and now >= count > 0
+        grown = rows_before is rows and now >= count > 0
         first = count - 1 if grown else 0
-        self._told = (rows, now, tail)
+        self._sent = (rows, now, tail)
         entries: dict[Any, Any] = {index: rows[index] for index in range(first, now)}
         return SectionChange(self.name, entries, () if grown else ("all",))
 
@@ -298,7 +298,7 @@ class SharedRows:
                 rows.append(row)
             elif index == len(rows) - 1 and rows[index] != row:
                 rows.amend(row)
-        self._told = (rows, len(rows), rows[len(rows) - 1] if len(rows) else {})
+        self._sent = (rows, len(rows), rows[len(rows) - 1] if len(rows) else {})
 
 
 @dataclass(eq=False)
@@ -307,13 +307,13 @@ class SharedState:
 
     parts: Parts
     told: Sequence[SharedSection]
-    """What this side tells."""
+    """The sections that this side sends."""
     taken: Sequence[SharedSection]
-    """What it takes."""
+    """The sections that it takes."""
     rows: Sequence[SharedRows]
-    """Of which this side tells those it may change, and takes all."""
+    """The tables of which this side sends those it may change, and takes all."""
     telling_rows: frozenset[str]
-    _known: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    _entries: dict[str, dict[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def news(self) -> tuple[SectionChange, ...]:
@@ -321,14 +321,14 @@ class SharedState:
         notes = []
         with self._lock:
             for section in self.told:
-                known = self._known.setdefault(section.name, {})
+                entries = self._entries.setdefault(section.name, {})
                 now = section.collect(self.parts)
-                changed = {key: value for key, value in now.items() if key not in known or not _same(known[key], value)}
-                gone = tuple(key for key in known if key not in now)
+                changed = {key: value for key, value in now.items() if key not in entries or not _same(entries[key], value)}
+                gone = tuple(key for key in entries if key not in now)
                 if changed or gone:
-                    known.update(changed)
+                    entries.update(changed)
                     for key in gone:
-                        del known[key]
+                        del entries[key]
                     notes.append(SectionChange(section.name, changed, gone))
             for rows in self.rows:
                 note = rows.news() if rows.name in self.telling_rows else None
@@ -339,7 +339,7 @@ class SharedState:
     def take(self, notes: Sequence[SectionChange]) -> None:
         """Take over what the other side tells."""
         by_name = {section.name: section for section in self.taken}
-        rows = {one.name: one for one in self.rows}
+        rows = {table.name: table for table in self.rows}
         with self._lock:
             for note in notes:
                 if note.section in rows:
@@ -350,10 +350,10 @@ class SharedState:
                     continue
                 section.take(self.parts, note.entries, note.gone)
                 if section in self.told:
-                    known, now = self._known.setdefault(section.name, {}), section.collect(self.parts)
-                    known.update({key: now[key] for key in note.entries if key in now})
+                    entries, now = self._entries.setdefault(section.name, {}), section.collect(self.parts)
+                    entries.update({key: now[key] for key in note.entries if key in now})
                     for key in note.gone:
-                        known.pop(key, None)
+                        entries.pop(key, None)
 
 
 class Notebook:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hfsdk.core.errors import ModelNotFoundError, OptionError
 
 PROTOCOL = "hfsdk/3"
-"""As TLS agrees on it (ALPN); a browser offers others."""
+"""The protocol's name, on which TLS agrees (ALPN); a browser offers others."""
 
 CERTIFICATE_DAYS = 3650
 
@@ -80,16 +80,16 @@ def check_there(option: str, path: str | Path, instead: str) -> None:
 
     Args:
         option: e.g. ``"--key"``.
-        path: what it was given.
-        instead: what to do without one.
+        path: the path that was given.
+        instead: the advice for going without one.
 
     Raises:
         OptionError: says what was asked for, what there is, and what to do.
     """
     file = Path(path)
     if not file.exists():
-        known = [str(each) for each in (file, *file.parents) if each.is_dir()]
-        there = f"; {known[0]} is there" if known and file.parent != Path(known[0]) else ""
+        folders = [str(each) for each in (file, *file.parents) if each.is_dir()]
+        there = f"; {folders[0]} is there" if folders and file.parent != Path(folders[0]) else ""
         raise OptionError(f"{option} {path}: there is no such file{there}. Give one that is there, or {instead}.")
     if not file.is_file():
         raise OptionError(f"{option} {path} is {'a folder' if file.is_dir() else 'no file'}. Give a file, or {instead}.")

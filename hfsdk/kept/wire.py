@@ -46,7 +46,7 @@ from hfsdk.kept.tls import fingerprint
 from hfsdk.session.client import ControllerClient
 
 PORT = 8267
-"""Of the server, where none is said."""
+"""The server's port, where none is given."""
 
 NONCE_BYTES = PROOF_BYTES = 32
 
@@ -102,7 +102,7 @@ class FrameConnection:
 
         Raises:
             OSError: the connection is lost, or nothing came for ``SILENCE_S``.
-            OptionError: what comes is larger.
+            OptionError: a larger message comes.
         """
         most = MOST_BYTES if most is None else most
         while True:
@@ -135,7 +135,7 @@ class FrameConnection:
 
     @property
     def protocol(self) -> str | None:
-        """What TLS has agreed on; ``None`` of somebody who speaks another protocol."""
+        """The protocol that TLS has agreed on; ``None`` of a peer who speaks another."""
         tls = self._writer.get_extra_info("ssl_object")
         return None if tls is None else tls.selected_alpn_protocol()
 
@@ -189,7 +189,7 @@ def proof(token: str, role: Literal["server", "kernel"], nonces: bytes, certific
 
     Args:
         token: the server's.
-        role: whose proof it is.
+        role: the side whose proof it is.
         nonces: the kernel's and the server's.
         certificate: its fingerprint.
     """

@@ -87,7 +87,7 @@ class ActorModel(TrainedHandle):
             stop_token_ids: tokens that end a response, besides the model's own.
             ignore_eos: go on past the end-of-sequence token.
             seed: with the prompt's position and the copy's number it seeds each sample; by default the session's.
-            adapter: of an actor with LoRA: a snapshot, or its name, for the adapters it had then; ``None`` for the base alone. By
+            adapter: for an actor with LoRA: a snapshot, or its name, for the adapters it had then; ``None`` for the base alone. By
                 default those that it has now. ``policy_version`` is then the snapshot's, and -1 for the base.
 
         Returns:
@@ -122,22 +122,22 @@ class ActorModel(TrainedHandle):
             replayed.append((self.compute_log_probs(rows), self._role.dtype))
         return generated
 
-    def _adapter(self, asked: Snapshot | str | None) -> int:
+    def _adapter(self, adapter: Snapshot | str | None) -> int:
         """Return which adapters a call generates with, as workers know them."""
-        if asked == "":
+        if adapter == "":
             return OWN
         if self._role.lora is None or self._role.generated_by:
             what = "generates on a pool of its own" if self._role.lora is not None else "has no LoRA"
-            raise OptionError(f"{self.name} {what}, so there are no adapters to choose from; leave adapter={asked!r} out")
-        if asked is None:
+            raise OptionError(f"{self.name} {what}, so there are no adapters to choose from; leave adapter={adapter!r} out")
+        if adapter is None:
             return BASE_ALONE
-        snapshot = self._host.find_snapshot(asked)
-        kept = next((kept for kept in snapshot.kept if kept.role == self.name), None)
-        if kept is None:
+        snapshot = self._host.find_snapshot(adapter)
+        copy = next((copy for copy in snapshot.kept if copy.role == self.name), None)
+        if copy is None:
             raise OptionError(
                 f"the snapshot {snapshot.name!r} has no {self.name}; it has {', '.join(k.role for k in snapshot.kept)}"
             )
-        return kept.number
+        return copy.number
 
     @checked
     def chat(
@@ -157,10 +157,10 @@ class ActorModel(TrainedHandle):
             message: the user's turn.
             max_new_tokens: longest answer, in tokens.
             temperature: 0 is greedy.
-            top_p: as in :meth:`generate`.
+            top_p: the same as in :meth:`generate`.
             system: a system message; it starts a new conversation.
             new: forget the conversation so far.
-            seed: as in :meth:`generate`.
+            seed: the same as in :meth:`generate`.
 
         Raises:
             OptionError: the model has no chat template, or the conversation has grown beyond the context.
@@ -242,7 +242,7 @@ class ActorModel(TrainedHandle):
 
     @property
     def reshard_plan(self) -> ReshardPlan:
-        """What moves between the ranks when the generating engine takes the trainer's weights.
+        """The plan of the moves between ranks when the generating engine takes the trainer's weights.
 
         Where a shadow generates, on a pool of its own, its ranks are numbered after the trainer's.
 
@@ -260,7 +260,7 @@ class ActorModel(TrainedHandle):
 
     @property
     def last_reshard(self) -> ReshardReport:
-        """What moved the last time that the generating engine took the trainer's weights, beside the plan; waits.
+        """The report of the last time that the generating engine took the trainer's weights, beside the plan; waits.
 
         In a simulated session the report is predicted: bytes of the plan, seconds of the performance model. Where a shadow
         generates, on a pool of its own, its ranks come after the trainer's, as in the plan.
@@ -292,8 +292,8 @@ class ActorModel(TrainedHandle):
 
         def planned(moment: str, rank: int) -> int:
             if moment == "generating":
-                return sum(one.bytes_peak(rank) for one in plans)
-            return sum(one.bytes_held(rank) + (one.bytes_needed(rank) if moment == "both" else 0) for one in plans)
+                return sum(plan.bytes_peak(rank) for plan in plans)
+            return sum(plan.bytes_held(rank) + (plan.bytes_needed(rank) if moment == "both" else 0) for plan in plans)
 
         return Census(self.name, ranks, tuple(planned(r.moment, rank) for rank, r in enumerate(ranks)))
 
@@ -336,10 +336,10 @@ class ActorModel(TrainedHandle):
         if not rows:
             raise OptionError(f"{self.name}.generate got no prompts; give a batch, texts, or token ids")
         whats = [f"{self.name}.generate: prompt {i}" for i in range(len(rows))]
-        asked = [question_of(row, whats[i], row=i, columns=extra) if len(row) else None for i, row in enumerate(rows)]
-        if any(asked):
-            foresee(self._client.need_tokenizer(), [one for one in asked if one])
-        ids = [self._token_ids(*of_row) for of_row in zip(rows, whats, asked, strict=True)]
+        questions = [question_of(row, whats[i], row=i, columns=extra) if len(row) else None for i, row in enumerate(rows)]
+        if any(questions):
+            foresee(self._client.need_tokenizer(), [question for question in questions if question])
+        ids = [self._token_ids(*of_row) for of_row in zip(rows, whats, questions, strict=True)]
         vocab = self._need_model(GENERATE.name).vocab_size
         for i, tokens in enumerate(ids):
             wrong = [t for t in tokens if not 0 <= t < vocab]
@@ -349,15 +349,15 @@ class ActorModel(TrainedHandle):
                 raise OptionError(f"{self.name}.generate: prompt {i} is empty; give at least one token")
         columns: dict[str, Any] = {"prompt": Ragged.of(ids, np.int32)}
         columns |= {name: as_values(list(values)) for name, values in extra.items() if name not in COLUMNS}
-        if taken := [name for name in extra if name in COLUMNS]:
-            self._host.notice(left_out(taken))
+        if reserved := [name for name in extra if name in COLUMNS]:
+            self._host.notice(left_out(reserved))
         lease = self._client.put(Table(columns))  # as they are: from_columns would make lists of numbers ragged
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, len(ids))
 
-    def _token_ids(self, prompt: Any, what: str, asked: tuple[str, Any] | None) -> list[int]:
-        if asked is not None:
+    def _token_ids(self, prompt: Any, what: str, question: tuple[str, Any] | None) -> list[int]:
+        if question is not None:
             with naming(what):
-                return list(getattr(self._client.need_tokenizer(), asked[0])(asked[1]))
+                return list(getattr(self._client.need_tokenizer(), question[0])(question[1]))
         if isinstance(prompt, str) or is_token_ids(prompt):
             return [int(token) for token in prompt]
         raise OptionError(f"{what} is {shown(prompt)}; prompts are texts, token ids or lists of messages")

@@ -164,11 +164,11 @@ class _Explanation:
         """Name what has changed since the log-probabilities were recorded."""
         passes, origin = self._passes, self._passes.origin()
         if as_is.cached:
-            found = np.array(list(as_is.cached.values()))
+            cached = np.array(list(as_is.cached.values()))
             scored, recorded = (
                 np.array([passes.of_row(flat, row)[token] for row, token in as_is.cached]) for flat in (by_rollout, passes.recorded)
             )
-            far, near = np.median(np.abs(scored - recorded)), np.median(np.abs(found - recorded))
+            far, near = np.median(np.abs(scored - recorded)), np.median(np.abs(cached - recorded))
             if far > NEARER * near and far > GAP_TOLERANCE[self._dtype]["mean"] / NEARER:
                 detail = f"behind the prefix cache {near:.1g} nats a token from the record, {far:.1g} without it"
                 return self._name("cache", UNREAD, then, detail)
@@ -230,7 +230,7 @@ class _Explanation:
 
     def _oracle(self, dtype: str) -> Array | None:
         """Return the log-probabilities by transformers of the row whose layers were looked at; ``None`` where it does not fit."""
-        return next((found.log_probs for found in self._insides if found.engine == dtype), None)
+        return next((states.log_probs for states in self._insides if states.engine == dtype), None)
 
     def _noise(self) -> float:
         """Return what rounding in bf16 makes of that row: nats a token; NaN where nobody knows."""
@@ -239,8 +239,8 @@ class _Explanation:
 
     def _like_bf16(self, side: str) -> bool:
         """Whether an engine's hidden states are off by what rounding in bf16 makes, in every layer."""
-        found = [(getattr(layer, side), layer.bf16) for layer in self._layers() if layer.place.startswith("layer")]
-        return all(np.isnan(mine) or _alike(mine, rounding) for mine, rounding in found)
+        errors = [(getattr(layer, side), layer.bf16) for layer in self._layers() if layer.place.startswith("layer")]
+        return all(np.isnan(error) or _alike(error, rounding) for error, rounding in errors)
 
     def _rounded(self, scored: Scored, part: Array) -> bool:
         """Whether an engine's weights are off everywhere, by what rounding them to bf16 makes."""
@@ -250,9 +250,9 @@ class _Explanation:
     def _first_off(self, side: str, other: str) -> str:
         """Return the first place where one engine's hidden states are off, and the other's are not."""
         for layer in self._layers():
-            mine, theirs = getattr(layer, side), getattr(layer, other)
+            off, theirs = getattr(layer, side), getattr(layer, other)
             near = 1e-4 if self._dtype == "fp32" else 3 * layer.bf16
-            if mine > max(near, FAR * (0.0 if np.isnan(theirs) or self._dtype == "bf16" else theirs)):
+            if off > max(near, FAR * (0.0 if np.isnan(theirs) or self._dtype == "bf16" else theirs)):
                 return layer.place
         return "the output layer"
 
@@ -272,8 +272,8 @@ class _Explanation:
         named = sorted((e for e in self._experiments.values() if e.named), key=lambda e: -e.nats)
         if not named:
             return f"{size(gap)[0]:.2g} nats a token, of several parts each within rounding"
-        told = "; ".join(f"{CAUSES[e.cause]} ({100 * e.share:.0f} % of {size(gap)[0]:.2g} nats a token): {e.detail}" for e in named)
-        return told
+        text = "; ".join(f"{CAUSES[e.cause]} ({100 * e.share:.0f} % of {size(gap)[0]:.2g} nats a token): {e.detail}" for e in named)
+        return text
 
     def _damaged(self, as_is: Scored, by_rollout: Array) -> Gap:
         """Return what is known where the trainer cannot take its weights back, as the rollout has changed them."""
@@ -298,8 +298,8 @@ class _Explanation:
 _NAMES = {"trainer": "trainer", "rollout": "generating engine"}
 
 
-def _alike(one: float, other: float, factor: float = LIKE) -> bool:
-    return other / factor <= one <= other * factor
+def _alike(error: float, other: float, factor: float = LIKE) -> bool:
+    return other / factor <= error <= other * factor
 
 
 def _updates(count: int) -> str:
@@ -320,7 +320,7 @@ def _codec(actor: TrainedHandle) -> TextCodec | None:
     return codec
 
 
-# Which change of the trainer's pass makes the recorded log-probabilities: temperature, top-k, top-p, the prompt, found by trying.
+# -- changes of the trainer's pass that may make the recorded log-probabilities: temperature, top-k, top-p, the prompt, by trying
 #
 # All of it is about the part of the gap that the engines of today do not have: the rollout's log-probabilities now less the
 # recorded ones. A change moves the trainer's; it explains that part as far as it moves it to zero.
@@ -331,7 +331,7 @@ KNOWN, FOUND = 0.5, 0.8
 """Share of the gap that has to go for a change to be a cause: one that the origin tells, one that was searched for."""
 TEMPERATURES = (0.1, 4.0)
 MOST_HALVINGS = 14
-"""Of the range in which top-p is searched for."""
+"""The number of halvings of the range in which top-p is searched for."""
 NONE_NATS = 1e-5
 """Mean over tokens of what is left where the same tokens are."""
 TURN = "what the user says"
@@ -348,7 +348,7 @@ class Fits:
         trainer: its log-probabilities of the batch as it is, flat.
         then: the part of the gap to be explained, flat.
         origin: how the recorded ones were made, where it is known.
-        dtype: of the trainer.
+        dtype: the trainer's dtype.
         codec: the tokenizer; ``None`` where there is none.
     """
 
@@ -357,13 +357,13 @@ class Fits:
     ) -> None:
         self._passes, self._trainer, self._then, self._origin = passes, trainer, then, origin
         self._dtype, self._codec = dtype, codec
-        self._given = None if origin is None else origin.prompts
+        self._prompts_given = None if origin is None else origin.prompts
         sums = np.array([np.nansum(np.abs(passes.of_row(then, row))) for row in range(len(passes.prompts))])
         self._focus = np.sort(np.argsort(-sums, kind="stable")[:FOCUS_ROWS])
         self._near = passes.of_rows(trainer, self._focus), passes.of_rows(then, self._focus)
         self.setting = Setting()
         self.rest = then
-        """What is left, flat over all tokens."""
+        """The rest of the gap, flat over all tokens."""
         self.tried: dict[str, tuple[str, Array, str]] = {}
         """Cause -> (what was changed, its part, what exactly), of those that explain something; else the part is empty."""
 
@@ -373,9 +373,9 @@ class Fits:
             self.tried[name] = "", np.zeros(0), ""
             if is_rounding(self.rest, self._dtype):
                 continue
-            for known, setting, words, detail in changes():
+            for from_origin, setting, words, detail in changes():
                 self.tried[name] = words, np.zeros(0), ""
-                if self._explains(setting, KNOWN if known else FOUND):
+                if self._explains(setting, KNOWN if from_origin else FOUND):
                     rest = self._then + self._passes.trainer(setting) - self._trainer
                     self.tried[name] = words, self.rest - rest, detail
                     self.setting, self.rest = setting, rest
@@ -386,7 +386,7 @@ class Fits:
         sampling = {
             "temperature": self._temperature, "min_new_tokens": self._min_new_tokens, "top_k": self._top_k, "top_p": self._top_p,
         }  # fmt: skip
-        return first | last | sampling if self._given is not None else first | sampling | last
+        return first | last | sampling if self._prompts_given is not None else first | sampling | last
 
     def _left(self, setting: Setting) -> Array:
         """Return what a setting leaves, on the rows in focus."""
@@ -400,20 +400,24 @@ class Fits:
     # -- changes
 
     def _prompt(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        given = self._given
-        if given is None or _same(given, self._passes.prompts) or any(_same(given, prompts) for _, prompts in self._tokenised()):
+        prompts_then = self._prompts_given
+        if (
+            prompts_then is None
+            or _same(prompts_then, self._passes.prompts)
+            or any(_same(prompts_then, prompts) for _, prompts in self._tokenised())
+        ):
             return
         words = "the prompts that were given to the generating engine"
-        yield True, replace(self.setting, prompts=given), words, self._difference(given)
+        yield True, replace(self.setting, prompts=prompts_then), words, self._difference(prompts_then)
 
     def _temperature(self) -> Iterator[tuple[bool, Setting, str, str]]:
         column = f"{float(self._passes.temperatures[self._focus[0]]):.3g}"
         said = "the trainer's pass at temperature {:.3g}", "generated at {:.3g}; the batch says {}"
         if self._origin is not None:
-            known = self._origin.sampling.temperature or 1.0
+            temperature = self._origin.sampling.temperature or 1.0
             if any(abs(self._passes.temperatures - self._origin.sampling.temperature) > 1e-6):
-                setting = replace(self.setting, temperature=known)
-                yield True, setting, said[0].format(known), said[1].format(known, column)
+                setting = replace(self.setting, temperature=temperature)
+                yield True, setting, said[0].format(temperature), said[1].format(temperature, column)
         best = self._best_temperature()
         yield False, replace(self.setting, temperature=best), said[0].format(best), said[1].format(best, column)
 
@@ -422,8 +426,8 @@ class Fits:
         trainer, then = self._near
 
         def left(temperatures: list[float]) -> Array:
-            found = self._passes.at_temperatures(self.setting, self._focus, temperatures)
-            return np.asarray(np.clip(np.nan_to_num(then + found - trainer), -20, 20))
+            scores = self._passes.at_temperatures(self.setting, self._focus, temperatures)
+            return np.asarray(np.clip(np.nan_to_num(then + scores - trainer), -20, 20))
 
         grid = np.geomspace(*TEMPERATURES, 9).tolist()
         inverse = 1 / grid[int(np.abs(left(grid)).mean(1).argmin())]
@@ -438,10 +442,10 @@ class Fits:
         return round(1.0 / float(inverse), 4)
 
     def _top_k(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        known = 0 if self._origin is None else self._origin.sampling.top_k
+        top_k = 0 if self._origin is None else self._origin.sampling.top_k
         said = "the trainer's pass over the {} likeliest tokens", "top_k={}: recorded over the tokens it left, renormalised"
-        if known:
-            yield True, replace(self.setting, top_k=known), said[0].format(known), said[1].format(known)
+        if top_k:
+            yield True, replace(self.setting, top_k=top_k), said[0].format(top_k), said[1].format(top_k)
         elif self._origin is None and self._one_sided():
             low, high = 1, self._passes.vocab_size
             while low < high:
@@ -451,10 +455,10 @@ class Fits:
             yield False, replace(self.setting, top_k=low), said[0].format(low), said[1].format(low)
 
     def _top_p(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        known = 1.0 if self._origin is None else self._origin.sampling.top_p
+        top_p = 1.0 if self._origin is None else self._origin.sampling.top_p
         said = "the trainer's pass over the likeliest {:.3g} of probability", "top_p={:.3g}: recorded over the tokens it left"
-        if known < 1:
-            yield True, replace(self.setting, top_p=known), said[0].format(known), said[1].format(known)
+        if top_p < 1:
+            yield True, replace(self.setting, top_p=top_p), said[0].format(top_p), said[1].format(top_p)
         elif self._origin is None and self._one_sided():
             low, high = 0.0, 1.0
             for _ in range(MOST_HALVINGS):
@@ -467,13 +471,18 @@ class Fits:
             yield False, replace(self.setting, top_p=high), said[0].format(high), said[1].format(high)
 
     def _min_new_tokens(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        known = 0 if self._origin is None else self._origin.sampling.min_new_tokens
+        min_new_tokens = 0 if self._origin is None else self._origin.sampling.min_new_tokens
         said = (
             "the trainer's pass without an end in the first {} tokens",
             "min_new_tokens={}: recorded without the end's probability",
         )
-        if known:
-            yield True, replace(self.setting, min_new_tokens=known), said[0].format(known), said[1].format(known)
+        if min_new_tokens:
+            yield (
+                True,
+                replace(self.setting, min_new_tokens=min_new_tokens),
+                said[0].format(min_new_tokens),
+                said[1].format(min_new_tokens),
+            )
         elif self._origin is None and self._one_sided():
             longest = int(self._passes.responses.lengths[self._focus].max())
             without = self._left(replace(self.setting, min_new_tokens=longest))
@@ -485,11 +494,11 @@ class Fits:
                 yield False, replace(self.setting, min_new_tokens=best), said[0].format(best), said[1].format(best)
 
     def _template(self) -> Iterator[tuple[bool, Setting, str, str]]:
-        known = self._given is not None
+        from_origin = self._prompts_given is not None
         for words, prompts in self._tokenised():
-            if self._given is None or _same(self._given, prompts):
+            if self._prompts_given is None or _same(self._prompts_given, prompts):
                 detail = f"{words}: {self._difference(prompts)}"
-                yield known, replace(self.setting, prompts=prompts), f"the prompts: {words}", detail
+                yield from_origin, replace(self.setting, prompts=prompts), f"the prompts: {words}", detail
 
     # -- what they need
 
@@ -504,10 +513,10 @@ class Fits:
             "their text without the chat template": lambda tokens: codec.encode(_out_of_template(codec, codec.decode(tokens))),
             "with their first token once": lambda tokens: tokens[1:] if tokens[:1] == tokens[1:2] else tokens,
         }
-        mine = [self._passes.prompts[row].tolist() for row in range(len(self._passes.prompts))]
+        token_ids = [self._passes.prompts[row].tolist() for row in range(len(self._passes.prompts))]
         for words, way in ways.items():
             try:
-                prompts = Ragged.of([way(tokens) for tokens in mine], np.int32)
+                prompts = Ragged.of([way(tokens) for tokens in token_ids], np.int32)
             except Exception:  # whatever a tokenizer has against it: then nothing was tokenised so
                 continue
             if prompts.lengths.min() and not _same(prompts, self._passes.prompts):
@@ -524,16 +533,16 @@ class Fits:
         mean = float(np.nanmean(left))
         return 1 if (left <= -19).any() else 0 if abs(mean) <= NONE_NATS else int(np.sign(mean))
 
-    def _difference(self, given: Ragged) -> str:
+    def _difference(self, generated_from: Ragged) -> str:
         """Say where prompts differ first, and by which tokens."""
-        for row in range(len(given)):
-            mine, theirs = self._passes.prompts[row].tolist(), given[row].tolist()
-            if mine == theirs:
+        for row in range(len(generated_from)):
+            own, theirs = self._passes.prompts[row].tolist(), generated_from[row].tolist()
+            if own == theirs:
                 continue
-            both = zip(mine, theirs, strict=False)
-            at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(mine), len(theirs)))
-            one, other = self._around(mine, at), self._around(theirs, at)
-            return f"row {row}, prompt token {at}: {other} was generated from, the batch has {one}"
+            both = zip(own, theirs, strict=False)
+            at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(own), len(theirs)))
+            own_tokens, other = self._around(own, at), self._around(theirs, at)
+            return f"row {row}, prompt token {at}: {other} was generated from, the batch has {own_tokens}"
         return ""
 
     def _around(self, tokens: list[int], at: int) -> str:
@@ -553,8 +562,8 @@ def _out_of_template(codec: TextCodec, text: str) -> str:
     return text.removeprefix(before).removesuffix(after) if text.startswith(before) and text.endswith(after) else text
 
 
-def _same(one: Ragged, other: Ragged) -> bool:
-    return bool(np.array_equal(one.lengths, other.lengths) and np.array_equal(one.flat, other.flat))
+def _same(own: Ragged, other: Ragged) -> bool:
+    return bool(np.array_equal(own.lengths, other.lengths) and np.array_equal(own.flat, other.flat))
 
 
 LOG_PROBS = "gap_log_probs"
@@ -563,15 +572,15 @@ LOG_PROBS = "gap_log_probs"
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a pass of the trainer is given in place of what the batch has."""
+    """Replacements for what the batch has, in a pass of the trainer."""
 
     temperature: float | None = None
-    """``None``: the batch's column."""
+    """The temperature; ``None``: the batch's column."""
     top_k: int = 0
     top_p: float = 1.0
     min_new_tokens: int = 0
     prompts: Ragged | None = None
-    """``None``: the batch's column."""
+    """The prompts; ``None``: the batch's column."""
     weights: int = OWN
     """Number of the kept state that has them."""
 
@@ -581,7 +590,7 @@ class Origin:
     """How the batch's log-probabilities were made, as the controller remembers it."""
 
     role: str
-    """Who generated them."""
+    """The role that generated them."""
     dtype: str
     sampling: Sampling
     prompts: Ragged | None
@@ -594,14 +603,14 @@ class GapPasses:
     """Passes of both engines over a batch's tokens, each with one thing changed: the experiments of ``actor.explain_gap``.
 
     Args:
-        actor: whose engines.
+        actor: the actor whose engines are compared.
         batch: has prompt, response, rollout_log_probs.
 
     Attributes:
         prompts, responses: token ids.
         recorded: flat over response tokens.
         temperatures, versions: of each row.
-        vocab_size: of the actor.
+        vocab_size: the size of the actor's vocabulary.
     """
 
     def __init__(self, actor: TrainedHandle, batch: Batch) -> None:
@@ -620,17 +629,19 @@ class GapPasses:
     def origin(self) -> Origin | None:
         """Return how the log-probabilities were made; ``None`` where they are the user's own, or nobody remembers."""
         ref, client = refs_of(self._batch)["rollout_log_probs"], self._actor._client
-        found = [rerun for rerun in client.send(q.RerunsOf(None)) if rerun.call.id == ref.call_id]
-        if not found or found[0].request.method != GENERATE.name or ref.name != "rollout_log_probs":
+        reruns = [rerun for rerun in client.send(q.RerunsOf(None)) if rerun.call.id == ref.call_id]
+        if not reruns or reruns[0].request.method != GENERATE.name or ref.name != "rollout_log_probs":
             return None
-        request = found[0].request
+        request = reruns[0].request
         assert isinstance(request.arguments, Generation)
         prompt = request.inputs["prompt"]
-        now, given = refs_of(self._batch)["prompt"], None
+        now, engine_prompts = refs_of(self._batch)["prompt"], None
         if client.send(q.StoredOf(prompt.call_id)) is not None:  # nothing but the record may refer to it by now
-            given = client.fetch({"prompt": prompt if ref.rows is None else prompt.take(ref.rows)}).ragged("prompt")
+            engine_prompts = client.fetch({"prompt": prompt if ref.rows is None else prompt.take(ref.rows)}).ragged("prompt")
         spec, replaced = client.send(q.Roles()).get(request.role), (now.call_id, now.name) != (prompt.call_id, prompt.name)
-        return Origin(request.role, spec.spec.dtype if spec is not None else "", request.arguments.sampling, given, replaced)
+        return Origin(
+            request.role, spec.spec.dtype if spec is not None else "", request.arguments.sampling, engine_prompts, replaced
+        )
 
     # -- the trainer
 
@@ -638,12 +649,12 @@ class GapPasses:
         """Return the trainer's log-probabilities, flat over the response tokens of these rows, by default all."""
         rows = np.arange(len(self._batch)) if rows is None else rows
         temperatures = self.temperatures[rows] if setting.temperature is None else np.full(len(rows), setting.temperature)
-        found = self._pass(rows, temperatures, setting)
+        log_probs = self._pass(rows, temperatures, setting)
         if setting.min_new_tokens:
             places = np.concatenate([np.arange(n) for n in self.responses.lengths[rows]])
             ended = self._pass(rows, temperatures, setting, without_ends=True)
-            found = np.where(places < setting.min_new_tokens, ended, found)
-        return found
+            log_probs = np.where(places < setting.min_new_tokens, ended, log_probs)
+        return log_probs
 
     def at_temperatures(self, setting: Setting, rows: Array, temperatures: Sequence[float]) -> Array:
         """Return the trainer's log-probabilities of these rows at several temperatures; shape [temperatures, tokens]."""
@@ -656,11 +667,11 @@ class GapPasses:
         if setting.prompts is not None:
             columns["prompt"] = setting.prompts.take(rows)
         batch = Batch(batch._client, {n: refs_of(batch)[n] for n in ("prompt", "response")}, len(batch)).with_columns(**columns)
-        asked = LogProbs(
+        arguments = LogProbs(
             column=LOG_PROBS, top_k=setting.top_k, top_p=setting.top_p, without_ends=without_ends, weights=setting.weights
         )  # fmt: skip
-        found = self._actor._forward(batch, replace(COMPUTE_LOG_PROBS, phase="inspection"), asked, [LOG_PROBS])
-        return np.asarray(found.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
+        scored = self._actor._forward(batch, replace(COMPUTE_LOG_PROBS, phase="inspection"), arguments, [LOG_PROBS])
+        return np.asarray(scored.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
 
     def of_version(self, num_updates: int, setting: Setting) -> Array | None:
         """Return what :meth:`trainer` does with the weights after so many updates; ``None`` where no snapshot has them.
@@ -669,10 +680,10 @@ class GapPasses:
         Nothing is done where the hosts have no room for a copy of the weights of now.
         """
         client, name = self._actor._client, self._actor.name
-        kept = client.send(q.KeptOf(name, num_updates))
-        if kept is None or too_large(client.send(m.AskHostRoom((name,), unless_kept=False)), 1.0):
+        state = client.send(q.KeptOf(name, num_updates))
+        if state is None or too_large(client.send(m.AskHostRoom((name,), unless_kept=False)), 1.0):
             return None
-        return self.trainer(replace(setting, weights=kept.number))
+        return self.trainer(replace(setting, weights=state.number))
 
     # -- the generating engine
 
@@ -688,7 +699,7 @@ class GapPasses:
 
         Args:
             fresh: whether it takes the trainer's weights first, or has those that it has.
-            rows: of the batch; by default all.
+            rows: the batch's rows; by default all.
             inside: the (row of the batch, response token) before which it keeps hidden states.
             through_cache: (row of the batch, response token)s that are scored behind the prefix cache, too.
         """
@@ -696,13 +707,13 @@ class GapPasses:
         batch, here = self._batch.take(rows), {int(row): place for place, row in enumerate(rows)}
         method = replace(RESCORE if fresh else RESCORE_AS_IS, writes=(LOG_PROBS,))
         inputs = {name: refs_of(batch)[name] for name in (*method.reads, *method.reads_if_there) if name in batch}
-        asked = Rescoring(
+        arguments = Rescoring(
             column=LOG_PROBS, inside=None if inside is None else (here[inside[0]], inside[1]),
             through_cache=tuple((here[row], token) for row, token in through_cache),
         )  # fmt: skip
-        lease = self._actor._submit(method, asked, inputs, len(batch))
-        found = with_written(batch, lease, method.writes).table(LOG_PROBS).ragged(LOG_PROBS).flat
-        return self._merged(self._actor._result(lease), rows), np.asarray(found, dtype=np.float64)
+        lease = self._actor._submit(method, arguments, inputs, len(batch))
+        flat = with_written(batch, lease, method.writes).table(LOG_PROBS).ragged(LOG_PROBS).flat
+        return self._merged(self._actor._result(lease), rows), np.asarray(flat, dtype=np.float64)
 
     def _merged(self, ranks: Sequence[Scored], rows: Array) -> Scored:
         """Return what all ranks say together; rows are those of the batch."""
@@ -717,10 +728,10 @@ class GapPasses:
 
     def layers(self, row: int, token: int) -> list[HiddenStates]:
         """Return hidden states of the trainer, by what each rank sees, and of transformers."""
-        asked = OneSequence(
+        arguments = OneSequence(
             prompt=self.prompts[row], response=self.responses[row], token=token, temperature=float(self.temperatures[row])
         )
-        ranks = self._actor._result(self._actor._submit(LAYERS, asked, waits=True))
+        ranks = self._actor._result(self._actor._submit(LAYERS, arguments, waits=True))
         return [inside for rank in ranks for inside in rank]
 
     def of_row(self, flat: Array, row: int) -> Array:

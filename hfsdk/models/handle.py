@@ -57,11 +57,11 @@ class OneRowMetrics(Metrics):
 
 
 class Host(Protocol):
-    """What handles need of their session; they stand below it and know nothing else of it."""
+    """A session as handles need it; they stand below it and know nothing else of it."""
 
     @property
     def client(self) -> CallClient:
-        """Who calls are sent through."""
+        """The client that calls are sent through."""
         ...
 
     @property
@@ -126,8 +126,8 @@ class ModelHandle(AttributeHints):
     @property
     def layouts(self) -> dict[str, Layout]:
         """The layouts by use: ``"train"`` (of training, or of inference for frozen models) and, for an actor, ``"rollout"``."""
-        given = {"train": self._role.train, "rollout": self._role.rollout}
-        return {use: layout for use, layout in given.items() if layout is not None}
+        by_use = {"train": self._role.train, "rollout": self._role.rollout}
+        return {use: layout for use, layout in by_use.items() if layout is not None}
 
     @property
     def version(self) -> int:
@@ -144,11 +144,11 @@ class ModelHandle(AttributeHints):
     @property
     def memory(self) -> dict[int, int]:
         """Bytes this role takes on each rank: weights, gradients, optimizer state, rollout copy. Empty before it is loaded."""
-        found = {}
+        bytes_by_rank = {}
         for status in self._client.send(q.Devices()):
             if self.name in status.roles:
-                found[int(status.rank)] = int(status.roles[self.name])
-        return found
+                bytes_by_rank[int(status.rank)] = int(status.roles[self.name])
+        return bytes_by_rank
 
     @property
     def offloaded(self) -> dict[int, int]:
@@ -157,8 +157,8 @@ class ModelHandle(AttributeHints):
         While a call of the role needs them they are on the device, and this is 0. Empty where nothing is offloaded, or the role
         is not loaded.
         """
-        found: Mapping[int, Mapping[str, int]] = {int(s.rank): s.offloaded for s in self._client.send(q.Devices())}
-        return {rank: int(roles[self.name]) for rank, roles in found.items() if self.name in roles}
+        by_rank: Mapping[int, Mapping[str, int]] = {int(s.rank): s.offloaded for s in self._client.send(q.Devices())}
+        return {rank: int(roles[self.name]) for rank, roles in by_rank.items() if self.name in roles}
 
     def __repr__(self) -> str:
         model = str(self.spec) if self.spec else self._role.function.name if self._role.function else "?"
@@ -287,13 +287,13 @@ class ModelHandle(AttributeHints):
 
 
 class TrainedHandle(ModelHandle):
-    """What actor and critic share: updates, gradients, checkpoints."""
+    """A handle of a role that is trained, as actor and critic are: updates, gradients, checkpoints."""
 
     def __init__(self, host: Host, role: RoleSpec) -> None:
         super().__init__(host, role)
-        self._rates_told: set[str] = set()
-        """What is learned, of which the suggested learning rate was said."""
-        self._told: set[str] = set()
+        self._rates_said: set[str] = set()
+        """The kinds of what is learned of which the suggested learning rate was said."""
+        self._said: set[str] = set()
         """Why files were left out of a folder that was written."""
 
     @checked
@@ -309,7 +309,7 @@ class TrainedHandle(ModelHandle):
             loss: e.g. ``ppo.PolicyLoss(clip=0.2)``, or a function of a cell; it travels by value.
             epochs: passes over the batch, at least 1.
             mini_batches: optimizer steps per pass, at most one per sample.
-            seed: of the shuffle; by default from the session's seed and the number of updates so far.
+            seed: the seed of the shuffle; by default from the session's seed and the number of updates so far.
 
         Returns:
             Metrics with one row per mini-batch: loss, grad_norm, lr and the loss's own.
@@ -378,14 +378,14 @@ class TrainedHandle(ModelHandle):
         """Say once which learning rate was suggested, where the optimizer has none of its own."""
         optimizer, spec = self._role.optimizer, self._role.model
         learns = what_is_learned(loss, self.kind)
-        if optimizer is None or spec is None or optimizer.lr is not None or self._host.simulated or learns in self._rates_told:
+        if optimizer is None or spec is None or optimizer.lr is not None or self._host.simulated or learns in self._rates_said:
             return
-        self._rates_told.add(learns)
+        self._rates_said.add(learns)
         size = spec.num_parameters()
         lora = self._role.lora
-        taken = optimizer.for_model(size, learns, adapters=lora is not None)
+        suggested = optimizer.for_model(size, learns, adapters=lora is not None)
         self._host.notice(
-            f"AdamW: learning rate {taken.lr:.0e} (warm-up {taken.warmup_steps} steps) suggested for "
+            f"AdamW: learning rate {suggested.lr:.0e} (warm-up {suggested.warmup_steps} steps) suggested for "
             f"{self.name if lora is None else f'LoRA of {self.name}'}, "
             f"{millions(size)} parameters, and {WORDS[learns]}; optimizer=hf.AdamW(lr=...) to choose"
         )
@@ -399,7 +399,7 @@ class TrainedHandle(ModelHandle):
         there is replaced when all files of this one are complete, with a notice unless it is an earlier one of this process.
 
         Args:
-            folder: where to.
+            folder: the folder to write to.
             merge: add adapters to their weights, and write a plain model.
 
         Raises:
@@ -414,7 +414,7 @@ class TrainedHandle(ModelHandle):
             raise OptionError(f"{target} is the folder {self.name} was loaded from; give another one")
         merge = merge or self._role.lora is None
         written = "config.json" if merge else ADAPTER_CONFIG
-        made = [one for one in (target, *target.parents) if not one.exists()]
+        made = [folder_above for folder_above in (target, *target.parents) if not folder_above.exists()]
         try:
             (target if self._host.simulated else target.parent).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -431,8 +431,8 @@ class TrainedHandle(ModelHandle):
         if replaced:
             self._host.notice(f"{self.name}.save_pretrained replaced the model in {target}")
         for why in left_out or ():
-            if why not in self._told:
-                self._told.add(why)
+            if why not in self._said:
+                self._said.add(why)
                 self._host.notice(f"{self.name}.save_pretrained left a file out: {why}")
         return target
 
@@ -450,7 +450,7 @@ def stable_seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") % 2**31
 
 
-# How handles reach the controller and the tokenizer, as Protocols; what else they need of their session is ``handle.Host``.
+# -- the controller and the tokenizer as handles reach them, by Protocols; the rest of their session is ``handle.Host``
 
 
 class TextCodec(Protocol):
@@ -490,13 +490,13 @@ class CallClient(Client, Protocol):
         ...
 
 
-# Whether a role can learn a loss: said at the call, before anything runs.
+# -- whether a role can learn a loss: said at the call, before anything runs
 
 GIVES = {"lm": "log_probs", "scalar": "values"}
 """Head of a role -> what its output has for a loss."""
 
 NEEDS = {"policy": "log_probs", "values": "values"}
-"""What a loss learns -> what it reads of the output."""
+"""The kind of a loss -> the field of the output that it reads."""
 
 
 def check_loss(what: str, loss: Any, head: str, num_rows: int) -> None:
@@ -505,8 +505,8 @@ def check_loss(what: str, loss: Any, head: str, num_rows: int) -> None:
     Args:
         what: the call, for messages.
         loss: a function of (out, b), or a loss of an algorithm.
-        head: of the role: ``"lm"`` or ``"scalar"``.
-        num_rows: of the batch.
+        head: the role's head: ``"lm"`` or ``"scalar"``.
+        num_rows: the number of rows of the batch.
 
     Raises:
         OptionError: it is a class, takes other arguments, reads what the role does not give, or the rows are no whole sets.
@@ -519,9 +519,9 @@ def check_loss(what: str, loss: Any, head: str, num_rows: int) -> None:
         )
     needs = NEEDS.get(getattr(loss, "learns", ""), GIVES[head])
     if needs != GIVES[head]:
-        whose = "an actor" if needs == "log_probs" else "a critic"
+        role = "an actor" if needs == "log_probs" else "a critic"
         raise OptionError(
-            f"{what}: {type(loss).__name__} reads out.{needs}, and this role's output has {GIVES[head]}. It is a loss of {whose}."
+            f"{what}: {type(loss).__name__} reads out.{needs}, and this role's output has {GIVES[head]}. It is a loss of {role}."
         )
     together = getattr(loss, "together", 1)
     if num_rows % together:
@@ -542,7 +542,7 @@ def _takes_both(loss: Any) -> bool:
     return True
 
 
-# The user's own primitives: functions that run SPMD on a role's ranks, beside the built-in methods (HybridFlow, section 4.1).
+# -- the user's own primitives: functions that run SPMD on a role's ranks, beside the built-in methods (HybridFlow, section 4.1)
 
 RankFunction = Callable[..., Mapping[str, Any]]
 """``fn(model, rows, **options)`` -> the columns it writes, one entry per row it got."""

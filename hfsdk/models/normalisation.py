@@ -44,8 +44,8 @@ def saved_normalisation(role: RoleSpec) -> tuple[float, float]:
     if not folder or not has_file(folder, name):
         return 0.0, 1.0
     saved: Any = read_json(folder, name).get(NORMALISATION, [0.0, 1.0])
-    numbers = saved if isinstance(saved, list) and all(type(one) in (int, float) for one in saved) else []
-    if len(numbers) != 2 or not all(abs(one) <= LARGEST for one in numbers) or not numbers[1] > 0:  # nor NaN
+    numbers = saved if isinstance(saved, list) and all(type(number) in (int, float) for number in saved) else []
+    if len(numbers) != 2 or not all(abs(number) <= LARGEST for number in numbers) or not numbers[1] > 0:  # nor NaN
         raise ModelNotFoundError(
             f"{folder}/{name} has {NORMALISATION}={shown(saved)}; a mean and a standard deviation above 0 are needed. Mend it."
         )

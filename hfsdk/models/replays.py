@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from hfsdk.core.roles import Sampling
 
 ROWS = 8
-"""So many rows of a batch are replayed, spread over it."""
+"""The number of a batch's rows that are replayed, spread over it."""
 
 REPLAYED: ContextVar[list[tuple[Batch, str]] | None] = ContextVar("replayed", default=None)
-"""What was replayed in this step, and the trainer's dtype; ``None`` where nothing is to be."""
+"""The batches replayed in this step, each with the trainer's dtype; ``None`` where nothing is to be."""
 
 
 def sample_of(batch: Batch, sampling: Sampling) -> Batch | None:
@@ -28,5 +28,5 @@ def sample_of(batch: Batch, sampling: Sampling) -> Batch | None:
 def largest_gap(batch: Batch) -> float:
     """Return how far trainer and rollout are apart on a token at most, in nats; waits."""
     table = batch.table("rollout_log_probs", "old_log_probs")
-    generated, found = (table.ragged(name).flat for name in ("rollout_log_probs", "old_log_probs"))
-    return float(np.abs(generated - found).max()) if len(found) else 0.0
+    generated, replayed = (table.ragged(name).flat for name in ("rollout_log_probs", "old_log_probs"))
+    return float(np.abs(generated - replayed).max()) if len(replayed) else 0.0

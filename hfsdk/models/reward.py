@@ -40,7 +40,7 @@ SCORER_NUMBERS = ("score_mean", "score_std", "multiplier")
 
 
 class _Scorer(TrainedHandle):
-    """What reward and cost models share. With an optimizer they are trained here, e.g. on pairs (``session.pairs``)."""
+    """A model that scores: reward or cost. With an optimizer it is trained here, e.g. on pairs (``session.pairs``)."""
 
     _writes: ClassVar[str] = ""
     _scoring: ClassVar[Method]
@@ -70,11 +70,11 @@ class _Scorer(TrainedHandle):
             workers=role.workers, timeout_s=timeout_s, failures=role.failures,
         )  # fmt: skip
         extra = self._extra_columns(batch)
-        taken = [name for name in extra if name in GIVEN]
-        if taken:
+        own = [name for name in extra if name in GIVEN]
+        if own:
             raise ColumnError(
-                f"{self.name} is given {', '.join(GIVEN)} of the responses, and the batch has a column {taken[0]!r} of its own; "
-                f"give that another name where the data is made, or batch.alias('own_{taken[0]}', {taken[0]!r}).drop({taken[0]!r})"
+                f"{self.name} is given {', '.join(GIVEN)} of the responses, and the batch has a column {own[0]!r} of its own; "
+                f"give that another name where the data is made, or batch.alias('own_{own[0]}', {own[0]!r}).drop({own[0]!r})"
             )
         inputs = self._need(batch, method.reads, method.name) | extra
         lacking = "" if self._host.simulated else _lacking(function, tuple(extra))  # a plan knows no columns of the data
@@ -84,12 +84,12 @@ class _Scorer(TrainedHandle):
 
     def _extra_columns(self, batch: Batch) -> dict[str, ColumnRef]:
         """Return the columns with one entry per sample: the data's own, and those of the generation."""
-        found = {}
+        columns = {}
         for name in batch:
             info = None if name in NOT_FOR_REWARDS else self._client.info(refs_of(batch)[name])
             if name not in NOT_FOR_REWARDS and (info is None or info.kind != "ragged"):
-                found[name] = refs_of(batch)[name]
-        return found
+                columns[name] = refs_of(batch)[name]
+        return columns
 
     @checked
     def probe(
@@ -111,10 +111,10 @@ class _Scorer(TrainedHandle):
 
         Args:
             samples: a batch with prompt and response, or completions as texts (which are tokenized, and read back).
-            prompts: of completions given as texts, one each; empty without.
+            prompts: the prompts of completions given as texts, one each; empty without.
             against: another reward, or function, to run on the same samples: the report then says how far the two agree.
             timeout_s: most seconds of a sample; by default as declared.
-            columns: of completions given as texts: what the function is given besides, e.g. ``answer=[...]``.
+            columns: for completions given as texts: what the function is given besides, e.g. ``answer=[...]``.
 
         Raises:
             ColumnError: the batch lacks a column, or one that the function must be given; or numbers of texts differ.
@@ -216,13 +216,13 @@ class _Scorer(TrainedHandle):
         return mean, std
 
     def save_pretrained(self, folder: str | Path, *, merge: bool = False) -> Path:
-        """As the actor's; the normalisation goes into ``config.json``, where ``session.reward(folder)`` finds it.
+        """Write the weights as the actor does; the normalisation goes into ``config.json``, where ``session.reward`` finds it.
 
         Beside adapters it goes into theirs, ``adapter_config.json``.
 
         Args:
-            folder: where to.
-            merge: as the actor's.
+            folder: the folder to write to.
+            merge: the same as the actor's.
         """
         target = super().save_pretrained(folder, merge=merge)
         file = target / ("config.json" if merge or self._role.lora is None else ADAPTER_CONFIG)
@@ -345,7 +345,7 @@ class WeightedScores:
         """Say what is summed.
 
         Args:
-            columns: of scores.
+            columns: the columns of scores.
             weights: one each.
             failures: columns of texts, which are empty for samples that did not fail.
         """
@@ -374,7 +374,7 @@ class CostModel(_Scorer):
         """Write ``costs`` into the batch: one number per response (HybridFlow, table 4: compute_cost).
 
         Args:
-            batch: as in :meth:`RewardModel.compute_scores`.
+            batch: the same as in :meth:`RewardModel.compute_scores`.
         """
         return self._score(batch)
 
@@ -384,8 +384,8 @@ class CostModel(_Scorer):
 
         Part of the session's state: saved, loaded and rewound with it.
         """
-        found = self._host.counters.get(f"{self.name}.multiplier")
-        return 1.0 if found is None else found
+        multiplier = self._host.counters.get(f"{self.name}.multiplier")
+        return 1.0 if multiplier is None else multiplier
 
     @multiplier.setter
     @checked
@@ -400,7 +400,7 @@ class CostModel(_Scorer):
         on ln lambda, which keeps it above 0). In a simulated session there are no costs and it stays.
 
         Args:
-            batch: with costs.
+            batch: rows with costs.
             limit: d, in cost units.
             lr: alpha, above 0.
             most: lambda's upper bound.
@@ -421,7 +421,7 @@ class CostModel(_Scorer):
         return self.multiplier
 
 
-# What ``reward.probe`` is given and gets: samples as a batch with their texts, and a model's scores as outcomes.
+# -- ``reward.probe``: samples as a batch with their texts, and a model's scores as outcomes
 
 
 def samples_of(
@@ -433,18 +433,20 @@ def samples_of(
     """
     if isinstance(samples, Batch):
         if prompts is not None or columns:
-            given = ", ".join(["prompts"] * (prompts is not None) + list(columns))
-            raise OptionError(f"{given} go with completions given as texts; a batch has its own: batch.with_columns(name=[...])")
+            names = ", ".join(["prompts"] * (prompts is not None) + list(columns))
+            raise OptionError(f"{names} go with completions given as texts; a batch has its own: batch.with_columns(name=[...])")
         samples.need(SEQUENCES, "probe")
         return samples, (samples.text("prompt"), samples.text("response"))
     completions = _texts(samples, "samples must be a batch, or a list of completions as texts")
-    asked = [""] * len(completions) if prompts is None else _texts(prompts, "prompts must be a list of texts, one per completion")
-    if len(asked) != len(completions):
-        raise ColumnError(f"there are {len(asked)} prompts for {len(completions)} completions; give one each")
+    prompt_texts = (
+        [""] * len(completions) if prompts is None else _texts(prompts, "prompts must be a list of texts, one per completion")
+    )
+    if len(prompt_texts) != len(completions):
+        raise ColumnError(f"there are {len(prompt_texts)} prompts for {len(completions)} completions; give one each")
     encode = client.need_tokenizer().encode
     tokens = {
         name: Ragged.of([encode(text) if text else [] for text in texts], "int32")
-        for name, texts in zip(SEQUENCES, (asked, completions), strict=True)
+        for name, texts in zip(SEQUENCES, (prompt_texts, completions), strict=True)
     }
     batch = Batch.from_columns(client, {**tokens, **columns})
     return batch, (batch.text("prompt"), batch.text("response"))
@@ -457,8 +459,8 @@ def scored_by_model(score: float) -> SampleOutcome:
     return SampleOutcome(failure="is no score", message=f"the model's score is {score}")
 
 
-def _texts(given: Any, wanted: str) -> list[str]:
-    listed = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+def _texts(texts: Any, wanted: str) -> list[str]:
+    listed = list(texts) if isinstance(texts, Sequence) and not isinstance(texts, str) else []
     if not listed or not all(isinstance(text, str) for text in listed):
-        raise OptionError(f"{wanted}; got {shown(given)}")
+        raise OptionError(f"{wanted}; got {shown(texts)}")
     return listed

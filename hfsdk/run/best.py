@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 COLUMN = "held_out_score"
-"""In the rows of the steps after which it was measured."""
+"""The column of these scores, in the rows of the steps after which they were measured."""
 
 
 @documented
@@ -54,15 +54,16 @@ class KeepBest:
     """How ``session.train(keep_best=...)`` measures which checkpoint is the best."""
 
     prompts: PromptStream
-    """Held-out prompts, from ``session.prompts``; nothing advances. What is trained on is no measure."""
+    """The held-out prompts, from ``session.prompts``; nothing advances. What is trained on is no measure."""
     every: Count = 10
     """Steps from one measurement to the next."""
     num_prompts: Count = 128
-    """At most as many as there are. The standard error of the mean of 128 scores of 0 or 1 is up to 0.044."""
+    """The number of held-out prompts, at most as many as there are. The standard error of the mean of 128 scores of 0 or 1 is up
+    to 0.044."""
     max_new_tokens: Count | None = None
     """Longest response, in tokens; by default the algorithm's."""
     temperature: NonNegative | None = None
-    """Of sampling, 0 is greedy; by default the algorithm's."""
+    """The temperature of sampling, 0 is greedy; by default the algorithm's."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -112,7 +113,7 @@ class BestCheckpointTracker:
     def __init__(self, host: TrainHost, wanted: KeepBest, tokens: int, temperature: float, folder: AnyPath, resumed: bool) -> None:
         self._host, self._wanted, self._tokens, self._temperature, self._folder = host, wanted, tokens, temperature, folder
         self._resumed = resumed
-        self._told = str(folder) if isinstance(folder, StorePath) else folder
+        self._address = str(folder) if isinstance(folder, StorePath) else folder
         """The same, for who asks where the best is."""
         self.best: BestCheckpoint | None = None
 
@@ -131,7 +132,7 @@ class BestCheckpointTracker:
                     "session.evaluate(prompts).attrs['samples'], and let the reward give a finite score for every text.",
                     role=self._host.deployment.models.reward.name,
                 )
-            self._save(BestCheckpoint(score, self._host.context.counters.count("steps") - 1, score, self._told))
+            self._save(BestCheckpoint(score, self._host.context.counters.count("steps") - 1, score, self._address))
         else:
             self._count(self.best)
 
@@ -144,14 +145,14 @@ class BestCheckpointTracker:
         """Save what the step of this row left, if that is the best so far; between two steps."""
         score = row.get(COLUMN)
         if score is not None and self.best is not None and score > self.best.score:
-            self._save(BestCheckpoint(score, row["step"], self.best.start, self._told))
+            self._save(BestCheckpoint(score, row["step"], self.best.start, self._address))
 
     def _score(self) -> float:
-        found = evaluate(
+        numbers = evaluate(
             self._host, self._wanted.prompts, num_prompts=self._wanted.num_prompts, max_new_tokens=self._tokens,
             temperature=self._temperature, num_samples=0,
         )  # fmt: skip
-        return float(found["score_mean"][0])
+        return float(numbers["score_mean"][0])
 
     def _save(self, best: BestCheckpoint) -> None:
         before = self._host.context.counters.all()
@@ -183,7 +184,7 @@ class BestCheckpointTracker:
         same = self._resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
         if SCORE not in saved:
             return None
-        best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._told)
+        best = BestCheckpoint(saved[SCORE], int(saved[STEP]), saved[START], self._address)
         alike = saved.get(MEASURE, self._measure()) == self._measure()  # older saves do not say
         if same and alike:
             return best
@@ -204,7 +205,7 @@ def _within(folder: str | Path, root: AnyPath) -> bool:
     return split(folder_of(folder, "a checkpoint"))[0].resolve() in (root.resolve(), (root / BEST).resolve())
 
 
-# ``evaluate``: generate and score without training.
+# -- ``evaluate``: generate and score without training
 
 
 def evaluate(

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 Algorithms = Sequence[Algorithm] | Mapping[str, Algorithm]
 
 NAMES = {"score_mean": "score", "kl_mean": "kl", "response_tokens_mean": "length"}
-"""What a step's row calls it -> what an experiment's does."""
+"""The name of a number in a step's row -> its name in an experiment's."""
 
 GO_ON = "the same call with resume=True keeps them and runs the others"
-"""What to do about a comparison that ended early."""
+"""The advice about a comparison that ended early."""
 
 
 def compare(
@@ -60,15 +60,15 @@ def compare(
     options = {name: repr(algorithm) for name, algorithm in named.items()}
     if save_baseline and baseline is None:
         raise OptionError("save_baseline=True needs the file to write: baseline='ppo.json'")
-    known = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
+    earlier = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
     if baseline is not None and host.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
-    stream = host.sources.stream_of(prompts, pairs=any(isinstance(one, DPO) for one in named.values()))
+    stream = host.sources.stream_of(prompts, pairs=any(isinstance(each, DPO) for each in named.values()))
     shown = wants_progress() if progress is None else progress
     comparison = _Comparison(host, named, stream, steps, seeds, resume)
     comparison.run(snapshot, shown)
     experiment = Experiment(
-        tuple(comparison.rows), options, seeds, steps, known, comparison.branches, tuple(comparison.unfinished)
+        tuple(comparison.rows), options, seeds, steps, earlier, comparison.branches, tuple(comparison.unfinished)
     )  # fmt: skip
     if experiment.partial:
         host.context.notice(f"{comparison.ending()}. Their results are returned; {GO_ON}.")
@@ -108,14 +108,15 @@ class _Comparison:
             CallError: a call failed.
         """
         host, before, here = self.host, self.host.runs.run, None
-        asked = None if snapshot is None else host.snapshots.find(snapshot)
-        with uninterrupted() as held:  # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+        requested = None if snapshot is None else host.snapshots.find(snapshot)
+        # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+        with uninterrupted() as interrupts:
             try:
                 here = host.snapshots.snapshot("compare")
-                start = here if asked is None else asked
+                start = here if requested is None else requested
                 self._take_finished(start)
                 with runs_bar(tuple(self.unfinished), self.steps, shown) as bar:
-                    while self.unfinished and not held and self._run_next(start, bar):
+                    while self.unfinished and not interrupts and self._run_next(start, bar):
                         pass
             except KeyboardInterrupt as interrupt:  # inside of a run
                 if not self.num_finished:
@@ -134,7 +135,7 @@ class _Comparison:
                     host.context.notice(notice)
             if self.unfinished and not self.num_finished:
                 raise KeyboardInterrupt(self.ending())
-            held.clear()  # it has been answered
+            interrupts.clear()  # it has been answered
 
     def _take_finished(self, start: Snapshot) -> None:
         """Take the runs that an earlier comparison finished, where these shall go on from it."""
@@ -145,9 +146,9 @@ class _Comparison:
                 "compare; all runs begin again from here"
             )
         for name, seed in list(self.unfinished):
-            known = compared.find(self.named[name], seed, self.steps)
-            if known is not None:
-                self._add(name, seed, known.rows, known.branch)
+            compared_run = compared.find(self.named[name], seed, self.steps)
+            if compared_run is not None:
+                self._add(name, seed, compared_run.rows, compared_run.branch)
 
     def _point(self, start: Snapshot) -> Hashable:
         """Return what tells the start from others: the branch, what was trained by hand, roles, counters, the prompts' place."""
@@ -194,9 +195,9 @@ class _Comparison:
 def _row(name: str, seed: int, row: Mapping[str, Any]) -> Row:
     """Return a step's row under an experiment's names; what is not known is ``None``."""
     tokens = round(row["tokens_per_s"] * row["seconds"]) if "tokens_per_s" in row else None
-    known = {new: row.get(old) for old, new in NAMES.items()}
+    columns = {new: row.get(old) for old, new in NAMES.items()}
     others = {key: value for key, value in row.items() if key not in NAMES and key not in ("step", "seconds")}
-    return {"algorithm": name, "seed": seed, "step": row["step"], **known, "seconds": row["seconds"], "tokens": tokens, **others}
+    return {"algorithm": name, "seed": seed, "step": row["step"], **columns, "seconds": row["seconds"], "tokens": tokens, **others}
 
 
 def _named(algorithms: Algorithms) -> dict[str, Algorithm]:
@@ -233,11 +234,11 @@ def _different(seeds: Sequence[int]) -> tuple[int, ...]:
 
 def _free(host: TrainHost, name: str) -> str:
     """Return a name that no branch has yet."""
-    taken = {branch.name for branch in host.log.history().branches}
-    return name if name not in taken else next(n for i in range(2, len(taken) + 3) if (n := f"{name} ({i})") not in taken)
+    used = {branch.name for branch in host.log.history().branches}
+    return name if name not in used else next(n for i in range(2, len(used) + 3) if (n := f"{name} ({i})") not in used)
 
 
-# ``RunsBar``: the bar of ``compare``: which run is under way, and how long the rest will take.
+# -- the bar of ``compare``: the run that is under way, and how long the rest will take
 
 Planned = Sequence[tuple[str, int]]
 """(algorithm, seed) of every run that is to come, in order."""

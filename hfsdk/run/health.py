@@ -25,7 +25,7 @@ from statistics import fmean, median, pstdev
 WINDOW = 4
 """Steps of a run's start, and of its end, that are compared as means."""
 LEAST_STEPS = 3 * WINDOW
-"""Before so many steps nothing is said, but for empty responses."""
+"""The number of steps before which no rule speaks, but that of empty responses."""
 EMPTY_STEPS = 3
 """Steps without any response after which that is said."""
 KEPT = 32
@@ -102,13 +102,13 @@ class Health:
         for name, value in row.items():
             if name in READ and isinstance(value, int | float) and math.isfinite(value):
                 self._numbers.setdefault(name, NumberSeries()).add(float(value))
-        found = []
+        sentences = []
         for name, rule in RULES.items():
             text = None if name in self._said else rule(self._numbers)
             if text is not None:
                 self._said.add(name)
-                found.append(text)
-        return found
+                sentences.append(text)
+        return sentences
 
 
 def _long_enough(numbers: Numbers, *names: str) -> bool:

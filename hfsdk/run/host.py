@@ -17,16 +17,16 @@ from hfsdk.state.snapshots import Snapshots
 
 
 class TrainHost(Protocol):
-    """What a run needs of its session; :class:`hfsdk.session.parts.Parts` has it, and so may a stand-in of a test."""
+    """The part of a session that a run needs; :class:`hfsdk.session.parts.Parts` has it, and so may a stand-in of a test."""
 
     @property
     def context(self) -> Context:
-        """Its name, devices, seed, counters and notices."""
+        """The session's name, devices, seed, counters and notices."""
         ...
 
     @property
     def client(self) -> ControllerClient:
-        """Who calls are sent through."""
+        """The client that calls are sent through."""
         ...
 
     @property
@@ -66,5 +66,5 @@ class TrainHost(Protocol):
 
     @property
     def plans(self) -> Plans:
-        """Where the roles could live instead, e.g. without a node."""
+        """The planner for this session: placements that the roles could have instead, e.g. without a node."""
         ...

@@ -1,4 +1,4 @@
-"""Which of a run's numbers is the first bad one: not finite, or far above all that came before it. Pure: rows in, a sentence out.
+"""The first bad number of a run: not finite, or far above all that came before it. Pure: rows in, a sentence out.
 
 A number jumps where it is more than `TIMES` the largest of the steps before, and more than `DEVIATIONS` median absolute deviations
 away from their median (which a handful of outliers does not move)::
@@ -23,16 +23,16 @@ from hfsdk.core.column_spread import LEAST, TIMES
 DEVIATIONS = 10.0
 """Median absolute deviations from the median of the steps before."""
 LEAST_STEPS = 3
-"""Before so many steps with a number other than 0 nothing jumps."""
+"""The number of steps with a number other than 0 before which nothing jumps."""
 KEPT = 32
 """Newest steps that a number is compared with."""
 
 ROLES = ("actor", "critic", "cost_critic", "ptx", "reward", "cost")
 UPDATES = [f"{role}_{name}" for role in ROLES for name in ("loss", "grad_norm")]
 NAMES = frozenset({*UPDATES, "loss", "grad_norm", "policy_loss", "value_loss", "kl_loss", "kl_mean", "ratio", "approx_kl"})
-"""Of hfsdk's own numbers; the user's own metrics may be what they like."""
+"""hfsdk's own numbers, which are watched; the user's own metrics may be what they like."""
 SCORES = frozenset({"score_mean", "cost_mean"})
-"""Of the user's functions: a rare reward is 0 for many steps, so that these must be `TIMES` larger still."""
+"""Numbers of the user's functions: a rare reward is 0 for many steps, so that these must be `TIMES` larger still."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BadNumber:
 
     step: int
     name: str
-    """As in the row, e.g. ``"actor_grad_norm"``; ``""``: the step failed before it had numbers."""
+    """The number's name in the row, e.g. ``"actor_grad_norm"``; ``""``: the step failed before it had numbers."""
     value: float
     usual: float | None
     """Largest of the steps before, at least `LEAST`; ``None`` where the number is not finite."""
@@ -91,12 +91,12 @@ class Jumps:
 
 def jump(name: str, value: float, before: Iterable[float]) -> float | None:
     """Return the usual size of a number that jumps to ``value``; ``None`` where it does not."""
-    known = [number for number in before if number]
-    if len(known) < LEAST_STEPS:
+    numbers = [number for number in before if number]
+    if len(numbers) < LEAST_STEPS:
         return None
-    usual = max(LEAST, max(map(abs, known))) * (TIMES if name in SCORES else 1.0)
-    middle = median(known)
-    spread = median(abs(number - middle) for number in known)
+    usual = max(LEAST, max(map(abs, numbers))) * (TIMES if name in SCORES else 1.0)
+    middle = median(numbers)
+    spread = median(abs(number - middle) for number in numbers)
     return usual if abs(value) > TIMES * usual and abs(value - middle) > DEVIATIONS * spread else None
 
 
@@ -104,6 +104,6 @@ def first_bad(rows: Iterable[Mapping[str, object]]) -> BadNumber | None:
     """Return the first bad number of a run's rows."""
     jumps = Jumps()
     for row in rows:
-        if found := jumps.take(row):
-            return found[0]
+        if bad_numbers := jumps.take(row):
+            return bad_numbers[0]
     return None

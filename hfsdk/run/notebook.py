@@ -1,4 +1,4 @@
-"""What a session asks of the notebook it runs in; without IPython nothing of the pictures is loaded."""
+"""The notebook that a session runs in; without IPython nothing of the pictures is loaded."""
 
 from __future__ import annotations
 

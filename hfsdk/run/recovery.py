@@ -40,7 +40,7 @@ from hfsdk.session.role_specs import placed, with_layouts
 from hfsdk.session.streams import RowStream
 
 MOST_CHARACTERS = 160
-"""Of an error that is told; the whole of it is in the trace."""
+"""The length of an error in a message; the whole of it is in the trace."""
 
 
 def is_death(error: BaseException) -> bool:
@@ -65,9 +65,9 @@ class AutoRestore:
     folder: str | Path
     keep: int
     smaller: ElasticFallback | None = None
-    """Where it goes on without a node, if it may."""
+    """The plan for going on without a node, if the run may."""
     in_vain: frozenset[int] | None = None
-    """What was missing when the roles could not move back."""
+    """The nodes that were missing when the roles could not move back."""
 
     def begin(self) -> None:
         """Save the start, for a death before the first save."""
@@ -126,7 +126,7 @@ class AutoRestore:
             self._tell_resized(self.smaller, before, back_to, seconds)
 
     def grow(self) -> None:
-        """Between two steps: where nodes that had left are there again, have the roles move there with what they have learned.
+        """Move the roles, between two steps, back to nodes that have returned, with all that they have learned.
 
         Where they cannot, the run goes on as it was, until other nodes are there.
 
@@ -167,7 +167,7 @@ class AutoRestore:
 
     @contextmanager
     def _seen(self) -> Iterator[None]:
-        """While calls end that the death has failed: they tell nothing new."""
+        """Acknowledge the calls that the death has failed: their ends tell nothing new. Then let the run save and load."""
         self.host.client.drain()
         self.host.client.send(m.AcknowledgeFailures())
         with self.control.saving():
@@ -183,21 +183,12 @@ def restorer(
     return AutoRestore(host, control, best, config.max_restores, config.folder, config.keep, smaller)
 
 
-# Where a run goes on when a node has left the cluster
-#
-# ::
-#
-#     node 0 [0 1]   node 1 [2 3]    as it was placed                      actor "dp4" on devices 0-3
-#     node 0 [0 1]   node 1  gone    the plan without node 1, the save     actor "dp2" on devices 0-1
-#     node 0 [0 1]   node 1 [2 3]    back, with all that was learned       actor "dp4" on devices 0-3
-#
-# A sample depends on its own seed and not on layouts, so the run goes on with the same samples, but for how sums over other ranks
-# are rounded.
+# -- the smaller cluster on which a run goes on when a node has left
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Where the roles live on some of the nodes."""
+    """A placement of the roles on some of the nodes."""
 
     placement: Placement
     declared: tuple[RoleSpec, ...]
@@ -205,12 +196,22 @@ class Fit:
 
 
 class ElasticFallback:
-    """Where a run goes on without a node, planned for every node before the run begins."""
+    """Plans for going on without a node, made for every node before the run begins.
+
+    ::
+
+        node 0 [0 1]   node 1 [2 3]    as it was placed                      actor "dp4" on devices 0-3
+        node 0 [0 1]   node 1  gone    the plan without node 1, the save     actor "dp2" on devices 0-1
+        node 0 [0 1]   node 1 [2 3]    back, with all that was learned       actor "dp4" on devices 0-3
+
+    A sample depends on its own seed and not on layouts, so the run goes on with the same samples, but for how sums over other
+    ranks are rounded.
+    """
 
     def __init__(self, host: TrainHost, algorithm: Algorithm, prompts: RowStream) -> None:
         self._host, self._algorithm, self._prompts = host, algorithm, prompts
         self._fits: dict[ClusterSpec, Fit] = {}
-        """By what is left of the cluster."""
+        """The placement for each remaining part of the cluster."""
 
     def prepare(self) -> None:
         """Plan for every node but this one to leave, and tell what is planned.
@@ -218,12 +219,12 @@ class ElasticFallback:
         Raises:
             PlacementError: without one of them the roles fit nowhere.
         """
-        nodes, told = self._nodes(), []
+        nodes, plans = self._nodes(), []
         for number, node in enumerate(nodes):
             if not node.here:
-                told.append(f"without {node.name} {_words(self.fit(frozenset({number})))}")
+                plans.append(f"without {node.name} {_words(self.fit(frozenset({number})))}")
         nothing = "every device is on this node, without which there is no session; it does nothing"
-        self._host.context.notice("shrink=True: " + ("; ".join(told) or nothing))
+        self._host.context.notice("shrink=True: " + ("; ".join(plans) or nothing))
 
     @property
     def absent(self) -> frozenset[int]:
@@ -274,18 +275,18 @@ class ElasticFallback:
             PlacementError: they fit nowhere.
         """
         cluster = self._host.context.cluster
-        kept = [number for number in range(len(cluster.node_devices)) if number not in absent]
+        remaining = [number for number in range(len(cluster.node_devices)) if number not in absent]
         gone = listed([node.name for number, node in enumerate(self._nodes()) if number in absent])
-        if not kept:
+        if not remaining:
             raise PlacementError(f"shrink=True, and without {gone} no node is left")
-        cores = tuple(cluster.node_cores[number] for number in kept) if cluster.node_cores else ()
-        rest = replace(cluster, node_devices=tuple(cluster.node_devices[number] for number in kept), node_cores=cores)
+        cores = tuple(cluster.node_cores[number] for number in remaining) if cluster.node_cores else ()
+        rest = replace(cluster, node_devices=tuple(cluster.node_devices[number] for number in remaining), node_cores=cores)
         if rest not in self._fits:
             try:
                 self._fits[rest] = self._planned(rest)
             except HfsdkError as error:
                 raise PlacementError(f"shrink=True, and without {gone} the run cannot go on: {error}") from error
-        return _renumbered(self._fits[rest], [d for d in range(cluster.num_devices) if cluster.node_of(d) in kept])
+        return _renumbered(self._fits[rest], [d for d in range(cluster.num_devices) if cluster.node_of(d) in remaining])
 
     def _planned(self, cluster: ClusterSpec) -> Fit:
         """Return the best placement on a smaller cluster, with tp and pp as declared where these fit."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Run(AttributeHints):
-    """What ``session.train`` returns. In a notebook it draws itself, live while it runs: curves, samples, each step's time.
+    """A training run, as ``session.train`` returns it. In a notebook it draws itself, live: curves, samples, each step's time.
 
     Attributes:
         state: ``"running"``, ``"paused"``, ``"stopped"``, ``"failed"`` or ``"finished"``.
@@ -39,13 +39,13 @@ class Run(AttributeHints):
         last: the last step, with its batch.
         steps: steps asked for.
         device_hours: devices of the session times the hours of the run's steps.
-        cost: what these cost; ``None`` where the session has no price.
+        cost: the price of these device-hours; ``None`` where the session has no price.
         best: the best checkpoint so far, where ``keep_best`` was given.
-        warnings: what the numbers say is wrong, with what to do.
+        warnings: the warnings about the run's numbers, each with what to do.
         restores: the workers' deaths that it went on after (``session.train(..., on_death="restore")``).
         resized: when it went on over fewer devices (``session.train(..., shrink=True)``), and over all of them again.
         background: whether it runs in a thread of its own (``session.train(..., wait=False)``).
-        error: what ended a run in the background.
+        error: the exception that ended a run in the background.
         algorithm, prompts: what it trains by and from.
         last_good: the newest snapshot of the run's own before its first bad number.
     """
@@ -87,7 +87,7 @@ class Run(AttributeHints):
 
     @property
     def error(self) -> Exception | None:
-        """What ended a run in the background."""
+        """The exception that ended a run in the background."""
         return self._control.error
 
     # -- what it has done
@@ -121,7 +121,7 @@ class Run(AttributeHints):
 
     @property
     def warnings(self) -> list[str]:
-        """What the numbers say is wrong, each with its step and what to do; said once per run."""
+        """The warnings about the run's numbers, each with its step and what to do; said once per run."""
         return list(self._control.record.warnings)
 
     @property
@@ -131,7 +131,7 @@ class Run(AttributeHints):
 
     @property
     def resized(self) -> list[Resized]:
-        """When it went on over fewer devices because a node had left (``shrink=True``), and over more again."""
+        """The times that it went on over fewer devices because a node had left (``shrink=True``), and over more again."""
         return list(self._control.record.resized)
 
     @property
@@ -141,7 +141,7 @@ class Run(AttributeHints):
 
     @property
     def cost(self) -> float | None:
-        """What these device-hours cost, in the currency of ``price_per_device_hour``; ``None`` where the session has no price."""
+        """The price of these device-hours, in the unit of ``price_per_device_hour``; ``None`` where the session has no price."""
         return self._control.record.cost
 
     @checked
@@ -153,7 +153,7 @@ class Run(AttributeHints):
 
     @property
     def algorithm(self) -> Any:
-        """What it trains by; ``None`` where that is in another process."""
+        """The algorithm that it trains by; ``None`` where that is in another process."""
         return None if self._control.search is None else self._control.search.algorithm
 
     @property
@@ -249,7 +249,7 @@ class Run(AttributeHints):
             "state": self.state, "error": "" if self.error is None else f"{type(self.error).__name__}: {self.error}",
             "steps": self.steps, "background": self.background, "asked": control.request, "rows": list(self.rows),
             "saved": record.saved, "warnings": self.warnings,
-            "restores": [str(one) for one in (*record.restores, *record.resized)],
+            "restores": [str(event) for event in (*record.restores, *record.resized)],
             "predicted": record.predicted, "device_hours": self.device_hours, "cost": self.cost,
             "now": dict(control.calls.now) if self.running and not self.paused else {},
             "calls": dict(record.calls), "trace_steps": dict(record.trace_steps), "samples": dict(record.samples),
@@ -267,17 +267,17 @@ class Run(AttributeHints):
 
     def __repr__(self) -> str:
         record = self._control.record
-        known = main_numbers(self.rows[-1]) if self.rows else {}
+        numbers = main_numbers(self.rows[-1]) if self.rows else {}
         words = {"score_mean": "score", "actor_loss": "loss", "accuracy": "accuracy"}
-        score = "".join(f", {words[name]} {number:.3f}" for name, number in known.items() if name in words)
+        score = "".join(f", {words[name]} {number:.3f}" for name, number in numbers.items() if name in words)
         of = f" of {self.steps}" if self.running else ""
         hours = (
             f", {self.device_hours:.3g} {'predicted ' * record.predicted}device-hours" if self.rows and record.num_devices else ""
         )
         cost = f", cost {self.cost:.4g}" if self.cost is not None and self.rows else ""
-        found = self.best
-        when = "" if found is None else f"after step {found.step}" if found.step >= 0 else "before the first step"
-        best = f", best held-out score {found.score:.3f} {when}" if found is not None else ""
+        checkpoint = self.best
+        when = "" if checkpoint is None else f"after step {checkpoint.step}" if checkpoint.step >= 0 else "before the first step"
+        best = f", best held-out score {checkpoint.score:.3f} {when}" if checkpoint is not None else ""
         warned = f", {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}" if self.warnings else ""
         restored = f", went on after {len(record.restores)} death{'s' * (len(record.restores) > 1)}" if record.restores else ""
         return f"Run({len(self.rows)}{of} steps, {self.state}{score}{best}{warned}{restored}{hours}{cost})"
@@ -298,7 +298,7 @@ class CurrentRun:
         run: the last one; ``None`` where nothing was trained yet.
         compared: the finished runs of the last ``compare``.
         number: how many runs there were.
-        elsewhere: who trains, where runs go on beside the controller, in another process; ``None``: this one.
+        elsewhere: the process that trains, where runs go on beside the controller, in another process; ``None``: this one.
     """
 
     def __init__(self) -> None:
@@ -350,7 +350,7 @@ class CurrentRun:
             self.run._control.close()
 
 
-# Progress in a terminal
+# -- progress in a terminal
 
 SCORED, LEARNED = ("score_mean", "kl_mean"), ("actor_loss", "accuracy", "margin")
 """A step's main numbers: of what it scored, or of an algorithm that scores nothing, as DPO."""
@@ -393,11 +393,11 @@ def progress_bar(steps: int, shown: bool) -> Iterator[Bar]:
         yield Bar(bar)
 
 
-# What finished steps leave
+# -- what finished steps leave
 
 NUM_SAMPLES = 3
 MEASURED = ("seconds", "tokens_per_s", "busy_share", "memory_bytes", "cost")
-"""Of a step's row what is measured, and so differs from run to run."""
+"""The numbers of a step's row that are measured, and so differ from run to run."""
 
 CallTime = tuple[str, float, float]
 """A call's name, its start within the step in seconds, and its seconds."""
@@ -412,9 +412,9 @@ class Restored:
     back_to: int
     """The step after whose save the run went on; one less than its first where that was its start."""
     seconds: float
-    """From the error until everything was as it was saved; the workers' start included."""
+    """The seconds from the error until everything was as it was saved; the workers' start included."""
     error: str
-    """What died, in a line."""
+    """The death, in a line."""
 
     def __str__(self) -> str:
         return (
@@ -430,13 +430,13 @@ class Resized:
     step: int
     """The step after which it did."""
     num_devices: int
-    """That it goes on over."""
+    """The number of devices that it goes on over."""
     of_devices: int
-    """Of the whole cluster."""
+    """The number of devices of the whole cluster."""
     seconds: float
-    """Until the roles were there."""
+    """The seconds until the roles were there."""
     why: str
-    """Who left or came back, in words."""
+    """A sentence about the nodes that left or came back."""
 
     def __str__(self) -> str:
         over = f"{self.num_devices} of {self.of_devices}" if self.num_devices < self.of_devices else f"all {self.of_devices}"
@@ -454,19 +454,19 @@ class RunRecord:
     num_devices: int = 0
     """Devices that the run holds."""
     price_per_device_hour: float = 0.0
-    """In any currency; 0 where it is not known."""
+    """The price in any currency; 0 where it is not known."""
     predicted: bool = False
     """Whether the seconds are those of a virtual clock."""
     saved: dict[str, Any] | None = None
     """The last save of ``save_every``: its ``folder``, and the ``step`` after which it was written."""
     calls: dict[int, list[CallTime]] = field(default_factory=dict)
-    """By step."""
+    """The calls of each step."""
     trace_steps: dict[int, int] = field(default_factory=dict)
     """A step's number in the run -> its number in ``session.trace``."""
     samples: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
-    """By step."""
+    """The samples of each step."""
     warnings: list[str] = field(default_factory=list)
-    """What the numbers say is wrong (:mod:`hfsdk.run.health`), each with its step."""
+    """The warnings about its numbers (:mod:`hfsdk.run.health`), each with its step."""
     best: BestCheckpoint | None = None
     """The best checkpoint so far, of a run that keeps it."""
     restores: list[Restored] = field(default_factory=list)
@@ -474,7 +474,7 @@ class RunRecord:
     failed_step: int | None = None
     """The step in which the run ended by an error."""
     resized: list[Resized] = field(default_factory=list)
-    """When it went on over fewer devices, and over all of them again."""
+    """The times that it went on over fewer devices, and over all of them again."""
 
     @property
     def device_hours(self) -> float:
@@ -484,7 +484,7 @@ class RunRecord:
 
     @property
     def cost(self) -> float | None:
-        """What these device-hours cost; ``None`` where there is no price."""
+        """The price of these device-hours; ``None`` where the session has none."""
         return self.device_hours * self.price_per_device_hour if self.price_per_device_hour else None
 
     def add(self, row: Row, step: Any, trace: Trace, trace_step: int, samples: list[Mapping[str, Any]]) -> None:
@@ -496,16 +496,16 @@ class RunRecord:
         calls = [(f"{s.role}.{s.method or s.name}".lstrip("."), (s.start_ns - trace.start_ns) / 1e9, took) for s, took in ended]
         self.predicted = trace.source == "predicted"
         self.calls[number], self.trace_steps[number], self.samples[number] = calls, trace_step, samples
-        for kept in (self.calls, self.trace_steps, self.samples):
-            for old in list(kept)[:-KEPT_STEPS]:
-                del kept[old]
+        for by_step in (self.calls, self.trace_steps, self.samples):
+            for old in list(by_step)[:-KEPT_STEPS]:
+                del by_step[old]
 
     def cut_after(self, step: int) -> None:
         """Leave of the run what was until a step."""
         self.rows = Rows(row for row in self.rows if row["step"] <= step)
-        for kept in (self.calls, self.trace_steps, self.samples):
-            for late in [number for number in kept if number > step]:
-                del kept[late]
+        for by_step in (self.calls, self.trace_steps, self.samples):
+            for late in [number for number in by_step if number > step]:
+                del by_step[late]
 
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
@@ -514,25 +514,25 @@ def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: 
     Tokens are those generated; busy is the mean over the ``num_devices`` that have a role, those that ran nothing included.
     Numbers that nothing measured are left out.
     """
-    taken: dict[str, float] = {}
+    usage: dict[str, float] = {}
     made = [float(s.attrs["tokens"]) for s in trace.calls if s.phase == "generation" and "tokens" in s.attrs]
     if made and seconds > 0:
-        taken["tokens_per_s"] = sum(made) / seconds
+        usage["tokens_per_s"] = sum(made) / seconds
     total, idle = trace.device_seconds()
     if total and num_devices:
-        taken["busy_share"] = (total - idle) / (num_devices * trace.duration_s)
+        usage["busy_share"] = (total - idle) / (num_devices * trace.duration_s)
     for gauge in ("allocated_bytes", "rss_bytes"):  # of the GPU where there is one
         used = [float(s.attrs[gauge]) for s in trace if gauge in s.attrs]
         if used:
             break
     if used:
-        taken["memory_bytes"] = max(used)
+        usage["memory_bytes"] = max(used)
     if price_per_second > 0:
-        taken["cost"] = price_per_second * seconds
-    return taken
+        usage["cost"] = price_per_second * seconds
+    return usage
 
 
-# Whether a run goes on
+# -- whether a run goes on
 
 
 class FindsFirstBad(Protocol):
@@ -540,7 +540,7 @@ class FindsFirstBad(Protocol):
 
     @property
     def algorithm(self) -> Any:
-        """What the run trains with."""
+        """The algorithm that the run trains with."""
         ...
 
     @property
@@ -559,7 +559,7 @@ class FindsFirstBad(Protocol):
 
 @dataclass(eq=False)
 class RunControl:
-    """What the loop of ``session.train`` asks and says of its run; :class:`~hfsdk.run.run.Run` shows it to the user.
+    """The state of a run, and the requests to its loop; :class:`~hfsdk.run.run.Run` shows it to the user.
 
     The loop calls ``begin``, then before each step ``may_go_on``, and ``end``. The others may be called from any thread.
     """
@@ -577,7 +577,7 @@ class RunControl:
     stopped: bool = False
     """Whether ``stop`` ended it."""
     error: Exception | None = None
-    """What ended it in the background."""
+    """The exception that ended it in the background."""
     thread: threading.Thread | None = None
     """The thread of a run in the background."""
     kept_as: str = ""
@@ -612,7 +612,7 @@ class RunControl:
 
     @property
     def request(self) -> str:
-        """What was asked of the running step and has not happened yet: ``"pause"``, ``"stop"`` or nothing."""
+        """The request to the running step that has not been met yet: ``"pause"``, ``"stop"`` or nothing."""
         if not self.running or self.paused:
             return ""
         return "stop" if self._stop_asked else "pause" if self._pause_asked and not self._steps_asked else ""
@@ -726,7 +726,7 @@ class RunControl:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Between two steps the run's own thread may save."""
+        """Let the run's own thread save, between two steps."""
         self._saving = True
         try:
             yield
@@ -769,22 +769,22 @@ class StepCalls:
     def on_event(self, event: Event) -> bool:
         """Take an event of a call; return whether it is the start of one by the step."""
         if event["type"] in ("call_started", "call_progress"):
-            known = self.now if self.now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}
+            current = self.now if self.now.get("call_id") == event["call_id"] else {"since_s": time.monotonic()}
             progress = {k: event[k] for k in ("call", "done", "total", "unit") if event.get(k) is not None}
-            self.now = {**known, **progress, "call_id": event["call_id"]}
+            self.now = {**current, **progress, "call_id": event["call_id"]}
         if event["type"] != "call_started":
             return False
-        mine = self.on_own_thread()
-        if mine:
+        own = self.on_own_thread()
+        if own:
             self.own.add(event["call_id"])
-        return mine
+        return own
 
     def of_step(self, trace: Trace) -> Trace:
         """Return a trace with the step's own calls: without those from before it, by hand, and those of others meanwhile."""
         return Trace(tuple(s for s in trace if s.call_id in self.own), trace.title)
 
 
-# What compare keeps
+# -- the runs that ``compare`` keeps
 
 
 @dataclass(frozen=True)
@@ -793,11 +793,11 @@ class ComparedRun:
 
     algorithm: type
     options: str
-    """Of the algorithm, as they were when it ran: :func:`options_of`."""
+    """The algorithm's options as they were when it ran: :func:`options_of`."""
     seed: int
     steps: int
     rows: Sequence[Row]
-    """As the experiment has them."""
+    """The steps' rows as the experiment has them."""
     branch: str
 
     def answers(self, algorithm: Any, seed: int, steps: int) -> bool:
@@ -822,7 +822,7 @@ class ComparedRuns:
     """
 
     start: Hashable = None
-    """Where they began; whatever tells two points apart."""
+    """The point at which they began; any value that tells two points apart."""
     finished: list[ComparedRun] = field(default_factory=list)
 
     def begin(self, start: Hashable, resume: bool) -> bool:

@@ -54,7 +54,7 @@ class Record(Protocol):
 
 
 class Tracker(Protocol):
-    """Where runs are kept. Yours may be one too: any object with such a ``start``."""
+    """A place where runs are recorded. Yours may be one too: any object with such a ``start``."""
 
     def start(self, title: str, config: Mapping[str, Any]) -> Record:
         """Open a run: ``title`` is unique, ``config`` has numbers and texts."""
@@ -69,7 +69,7 @@ class TensorBoard:
     folder: str = "runs"
     """Each run has a folder in this one."""
     name: str = ""
-    """That folder's name, by default session, algorithm and time; given again, its curves go on. ``"a/b"`` is a folder in one."""
+    """The folder's name, by default session, algorithm and time; given again, its curves go on. ``"a/b"`` is a folder in one."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -94,7 +94,7 @@ class WandB:
     """Weights & Biases (package ``wandb``). Offline, so that no account is needed: ``wandb sync`` uploads a run later."""
 
     project: str = "hfsdk"
-    """Under which runs are listed."""
+    """The project under which runs are listed."""
     name: str = ""
     """The run's name, by default session, algorithm and time."""
     folder: str = "."
@@ -123,7 +123,7 @@ class MLflow:
     """MLflow (package ``mlflow``, or ``mlflow-skinny`` with ``sqlalchemy`` and ``alembic``)."""
 
     experiment: str = "hfsdk"
-    """Under which runs are listed."""
+    """The experiment under which runs are listed."""
     name: str = ""
     """The run's name, by default session, algorithm and time."""
     uri: str = ""
@@ -154,17 +154,17 @@ def trackers(track: str | Tracker | Sequence[str | Tracker]) -> list[Tracker]:
     Raises:
         OptionError: there is no such tracker, or one is a class where an instance is meant.
     """
-    given = [track] if isinstance(track, str) or not isinstance(track, Sequence) else list(track)
-    return [_tracker(one) for one in given]
+    choices = [track] if isinstance(track, str) or not isinstance(track, Sequence) else list(track)
+    return [_tracker(choice) for choice in choices]
 
 
-def _tracker(one: object) -> Tracker:
-    if isinstance(one, str) and one in NAMES:
-        return NAMES[one]()
-    if isinstance(one, str | type) or not callable(inspect.getattr_static(one, "start", None)):
+def _tracker(choice: object) -> Tracker:
+    if isinstance(choice, str) and choice in NAMES:
+        return NAMES[choice]()
+    if isinstance(choice, str | type) or not callable(inspect.getattr_static(choice, "start", None)):
         wanted = f'{", ".join(map(repr, NAMES))}, or with options hf.TensorBoard("folder"), hf.WandB(...), hf.MLflow(...)'
-        raise OptionError(f"track knows {wanted}; got {shown(one)}")
-    return one  # type: ignore[return-value]  # it has a start
+        raise OptionError(f"track knows {wanted}; got {shown(choice)}")
+    return choice  # type: ignore[return-value]  # it has a start
 
 
 def start(host: TrainHost, algorithm: Any, prompts: RowStream, steps: int, chosen: Sequence[Tracker]) -> Tracking:
@@ -214,7 +214,7 @@ class Tracking:
         """Open a run with a tracker.
 
         Raises:
-            OptionError: what it was given is wrong.
+            OptionError: its arguments are wrong.
         """
         name = type(tracker).__name__
         name += f" {len(self._records) + 1}" * (name in self._records)
@@ -372,8 +372,8 @@ class _MLflowRun:
         uri = tracker.uri or mlflow.get_tracking_uri()
         with _quiet("mlflow", "alembic"):  # which tell of every table they make
             self._client = mlflow.MlflowClient(tracking_uri=uri)
-            found = self._client.get_experiment_by_name(tracker.experiment)
-            experiment = found.experiment_id if found else self._client.create_experiment(tracker.experiment, _beside(uri))
+            existing = self._client.get_experiment_by_name(tracker.experiment)
+            experiment = existing.experiment_id if existing else self._client.create_experiment(tracker.experiment, _beside(uri))
         self._id = self._client.create_run(experiment, run_name=tracker.name or title).info.run_id
         params = [Param(_mlflow_name(name), str(value)) for name, value in config.items()]
         for at in range(0, len(params), 100):  # as many as a server takes at once

@@ -275,7 +275,7 @@ class _Loop:
 
     @contextmanager
     def _saving_best(self, best: BestCheckpointTracker) -> Iterator[None]:
-        """Between two steps: what is measured is no call of a step, and may be saved."""
+        """Let the best checkpoint be measured and saved between two steps; where that fails, end the calls it began."""
         try:
             with self.control.saving():
                 yield
@@ -363,7 +363,7 @@ def _stop_calls(host: TrainHost, control: RunControl) -> None:
         host.client.send(m.AcknowledgeFailures(tuple(own)))
 
 
-# What an interrupt does to ``train``: it pauses the run, stops its call, or is held back while the run begins or ends.
+# -- interrupts of ``train``: one pauses the run, stops its call, or is held back while the run begins or ends
 
 MOST_HELD = 2
 """Interrupts that are held back while a run begins or ends; the next one is raised wherever it finds the run."""
@@ -378,17 +378,17 @@ class Interrupts:
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self.count = 0
-        self._pause, self._raised, self._held = pause, False, 0
+        self._pause, self._raised, self._held_back = pause, False, 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Take one: the handler of the signal."""
         self.count += 1
         if self._raised and self.count == 1:
             self._pause()
-        elif self._raised or self._held == MOST_HELD:
+        elif self._raised or self._held_back == MOST_HELD:
             raise KeyboardInterrupt
         else:
-            self._held += 1
+            self._held_back += 1
 
     def answer(self) -> None:
         """Raise an interrupt that was held back."""
@@ -397,7 +397,7 @@ class Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """While the steps run."""
+        """Have interrupts raised in this block: the steps run."""
         self._raised = True
         try:
             self.answer()
@@ -420,7 +420,7 @@ def interrupts_held(pause: Callable[[], None]) -> Iterator[Interrupts]:
         signal.signal(signal.SIGINT, previous)
 
 
-# ``replaying``: the check ``"full"`` of a run's step, by log-probs that are computed again as soon as they were drawn.
+# -- the check ``"full"`` of a run's step, by log-probs that are computed again as soon as they were drawn
 
 REPLAY_GAP = "replay_gap_max"
 """Largest distance of trainer and rollout on a token of the rows that were replayed, in nats."""
@@ -429,10 +429,10 @@ REPLAY_GAP = "replay_gap_max"
 @contextmanager
 def replaying(simulated: bool) -> Iterator[Callable[[], Row]]:
     """Replay some rows of what is generated meanwhile, where the run's check is ``"full"``; what it yields says how far apart."""
-    kept: list[tuple[Batch, str]] | None = [] if CHECK.get() == "full" and not simulated else None
-    token = REPLAYED.set(kept)
+    replayed: list[tuple[Batch, str]] | None = [] if CHECK.get() == "full" and not simulated else None
+    token = REPLAYED.set(replayed)
     try:
-        yield lambda: _numbers(kept or [])
+        yield lambda: _numbers(replayed or [])
     finally:
         REPLAYED.reset(token)
 
@@ -441,7 +441,7 @@ def _numbers(replayed: list[tuple[Batch, str]]) -> Row:
     if not replayed:
         return {}
     gaps = [(largest_gap(batch), GAP_TOLERANCE[dtype]["max"]) for batch, dtype in replayed]
-    worst, most = max(gaps, key=lambda one: one[0] / one[1])
+    worst, most = max(gaps, key=lambda gap: gap[0] / gap[1])
     if not worst <= most:
         warn([
             f"{REPLAY_GAP} is {worst:.3g} nats where rounding stays below {most:g}: rows that were replayed as soon as they were "
@@ -450,7 +450,7 @@ def _numbers(replayed: list[tuple[Batch, str]]) -> Row:
     return {REPLAY_GAP: worst}
 
 
-# Numbers of a step that an algorithm or a metric of the user's returned: floats by name, or an error that says whose they are.
+# -- numbers of a step from an algorithm or a metric of the user's: floats by name, or an error that says whose they are
 
 Metric = Callable[[Batch], Mapping[str, float] | float]
 
@@ -468,13 +468,13 @@ def own_metric(metric: Metric, batch: Batch, others: Container[str]) -> dict[str
     """
     value = metric(batch)
     name = getattr(metric, "__name__", type(metric).__name__)
-    found = numbers_of(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
-    if taken := [key for key in found if key in others]:
+    numbers = numbers_of(value if isinstance(value, Mapping) else {name: value}, f"the metric {name}", (float,))
+    if doubled := [key for key in numbers if key in others]:
         raise OptionError(
-            f"the metric {name} calls a number {taken[0]!r}, which the algorithm or another metric gives already: call the "
+            f"the metric {name} calls a number {doubled[0]!r}, which the algorithm or another metric gives already: call the "
             "function, or the key of the dict that it returns, something else"
         )
-    return found
+    return numbers
 
 
 TAKEN = frozenset({
@@ -484,8 +484,8 @@ TAKEN = frozenset({
 """Columns of the history that no number of the user's may have the name of."""
 
 
-def numbers_of(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str, type(None))) -> Row:
-    """Return the numbers of a step by name; what is of no kept type, e.g. a tensor, as a float.
+def numbers_of(numbers: Any, who: str, as_they_are: tuple[type, ...] = (int, float, str, type(None))) -> Row:
+    """Return the numbers of a step by name; one whose type is not among ``as_they_are``, e.g. a tensor, as a float.
 
     Raises:
         OptionError: they are none, or the history has a column of this name already.
@@ -497,7 +497,7 @@ def numbers_of(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str
         if key in TAKEN:
             raise OptionError(f"{who} calls a number {key!r}, which is a column of the history already; give it another name")
         try:
-            row[str(key)] = value if type(value) in kept else float(value)
+            row[str(key)] = value if type(value) in as_they_are else float(value)
         except SimulatedValueError:
             raise
         except (TypeError, ValueError, RuntimeError) as error:
@@ -506,7 +506,7 @@ def numbers_of(numbers: Any, who: str, kept: tuple[type, ...] = (int, float, str
     return row
 
 
-# ``RunWarnings``: what is said of a run's numbers step by step: what :mod:`health <hfsdk.run.health>` and `jumps` find.
+# -- warnings about a run's numbers, step by step: findings of :mod:`health <hfsdk.run.health>` and `jumps`
 
 BY_A_NUMBER = (NonFiniteLossError, ColumnError, RewardFunctionError)
 """Errors that a number which is not finite may end in."""
@@ -522,8 +522,8 @@ class RunWarnings:
 
     def go_back(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Know of these steps alone: the run goes on after them."""
-        known = list(rows)
-        self._health, self._jumps = Health(known), Jumps(known)
+        earlier = list(rows)
+        self._health, self._jumps = Health(earlier), Jumps(earlier)
 
     def take(self, row: Row) -> bool:
         """Warn of what a step's row says is wrong; return whether a number of it jumps.

@@ -1,4 +1,4 @@
-"""``TrainConfig``: what ``session.train`` was asked for, wherever the loop then runs."""
+"""``TrainConfig``: the checked arguments of ``session.train``, which travel to where the loop runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hfsdk.session.streams import PromptStream, RowStream
 LEVELS = ("light", "full", None)
 
 RAISE, RESTORE = "raise", "restore"
-"""What a worker's death does to a run."""
+"""The answers of a run to a worker's death."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class TrainConfig:
     wait: bool = True
 
     def validate(self, models: Models) -> None:
-        """Refuse what no run can be made of.
+        """Refuse arguments of which no run can be made.
 
         Raises:
             OptionError: the algorithm is none, or options do not go together.
@@ -72,7 +72,7 @@ class TrainConfig:
         return replace(self, prompts=prompts)
 
     def from_anywhere(self) -> TrainConfig:
-        """Return the same for another process: with folders that mean the same there, without snapshots nobody asks for."""
+        """Return the same for another process: folders that mean the same there, no snapshots, which nobody asks for."""
         folder, resume = (
             path if path is None or is_address(path) else Path(path).absolute() for path in (self.folder, self.resume)
         )

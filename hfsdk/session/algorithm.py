@@ -1,4 +1,4 @@
-"""What ``train``, ``compare`` and ``plan`` run: anything with a step; see ``hfsdk.algorithms``."""
+"""The protocol of what ``train``, ``compare`` and ``plan`` run: anything with a step; see ``hfsdk.algorithms``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hfsdk.core.roles import DECLARED_BY
 
 
 class Algorithm(Protocol):
-    """What ``train`` runs; see ``hfsdk.algorithms``."""
+    """An algorithm as ``train`` runs it; see ``hfsdk.algorithms``."""
 
     def step(self, models: Any, prompts: Batch) -> Any:
         """Run one step; return something with the ``batch`` and what ``metrics`` needs."""

@@ -68,7 +68,7 @@ _STEP: ContextVar[int | None] = ContextVar("step", default=None)
 
 
 class Sender(Protocol):
-    """What the client needs of a controller."""
+    """The part of a controller that the client needs."""
 
     def send(self, message: m.Message | q.Query[Any]) -> Any:
         """Handle one message and return its reply."""
@@ -87,7 +87,7 @@ class Tape(Protocol):
         ...
 
     def take(self, message: m.Submit, lease: Lease) -> None:
-        """It was sent."""
+        """Take note that the call was sent."""
         ...
 
 
@@ -101,7 +101,7 @@ class ControllerClient:
         closed: whether the session is closed, or this process has done with it.
         closed_because: why, and what to do.
         shared: whether other processes start calls of this session, too.
-        tokenizer: of the actor's model; ``None`` until a role with a tokenizer is declared.
+        tokenizer: the tokenizer of the actor's model; ``None`` until a role with a tokenizer is declared.
         last_call: number of the call started last.
         kept_as: the name of a kept session, which goes on when this process ends; else ``""``.
         run_goes_on: whether a run is under way, also between two of its calls.
@@ -154,7 +154,7 @@ class ControllerClient:
 
         Raises:
             SessionClosedError: the session is closed, and the message needs its workers.
-            HfsdkError: what the controller answers with.
+            HfsdkError: the controller's answer.
         """
         if not isinstance(message, (q.Query, m.Wait)) or type(message) in q.OF_WORKERS:
             self.check_open()
@@ -194,9 +194,9 @@ class ControllerClient:
             while True:
                 self._controller.send(m.Forget(self._forgotten.popleft()))
 
-    def forget(self, kept: tuple[StateCopy, ...]) -> None:
+    def forget(self, copies: tuple[StateCopy, ...]) -> None:
         """Note that a snapshot is not needed any more; sent with the next message, as :meth:`release`."""
-        self._forgotten.append(kept)
+        self._forgotten.append(copies)
 
     def submit(self, message: m.Submit, *, waits: bool = False) -> Lease:
         """Start a call, marked with the user's line; wait for it in a waiting session. ``waits``: somebody does so next."""
@@ -230,14 +230,14 @@ class ControllerClient:
 
     def open_calls(self) -> list[int]:
         """Return the calls that are not over: of this process and, of a session that is kept, of all others."""
-        asked = list(self._recent)
+        candidates = list(self._recent)
         if self.shared:
-            asked = list(dict.fromkeys([*asked, *(call.id for call in self.send(q.RunningCalls()))]))
-        found = [call_id for call_id in asked if self.state(call_id) in ACTIVE]
-        for call_id in set(asked).difference(found):  # asked once: they do not come to life again
+            candidates = list(dict.fromkeys([*candidates, *(call.id for call in self.send(q.RunningCalls()))]))
+        active = [call_id for call_id in candidates if self.state(call_id) in ACTIVE]
+        for call_id in set(candidates).difference(active):  # asked once: they do not come to life again
             with contextlib.suppress(ValueError):
                 self._recent.remove(call_id)
-        return found
+        return active
 
     # -- hfsdk.core.pending.Client
 
@@ -391,9 +391,9 @@ class ControllerClient:
         method = weakref.WeakMethod(notice)
 
         def on_event(event: Event) -> None:
-            found = method()
-            if event["type"] == "notice" and found is not None:
-                found(event["text"])
+            listener = method()
+            if event["type"] == "notice" and listener is not None:
+                listener(event["text"])
 
         self._controller.subscribe(on_event)
 
@@ -432,7 +432,7 @@ def _slice(deadline: float | None) -> float:
 
 
 _HELD: list[list[Any]] = []
-"""Of every :func:`uninterrupted` that goes on in the main thread, the innermost last."""
+"""One list for every :func:`uninterrupted` that goes on in the main thread, the innermost last."""
 
 
 def let_through() -> None:
@@ -464,11 +464,11 @@ def uninterrupted() -> Iterator[list[Any]]:
         previous(*caught[-1])
 
 
-# Columns that came to this process
+# -- columns that came to this process
 #
-# The columns of a batch live with the workers and end with them. What was brought here, or was the user's own, is kept as long as
-# some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because what a fetch returns may be memory of a worker's
-# node that would outlive it, and is the user's to change.
+# The columns of a batch live with the workers and end with them. A column that was brought here, or was the user's own, stays
+# as long as some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because a fetch may return memory of a
+# worker's node, which would outlive it, and which the user may change.
 
 MOST_BYTES = 1 << 30
 
@@ -502,7 +502,7 @@ class Fetched:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes, self._num_bytes = most_bytes, 0
         self._pieces: dict[tuple[int, str], list[ColumnRows]] = {}
-        """By (call, column), the one that was brought last at the end."""
+        """Pieces by (call, column); the one that was brought last stands at the end."""
         self._lock = threading.Lock()
 
     @property
@@ -522,9 +522,9 @@ class Fetched:
             key = (ref.call_id, ref.name)
             with self._lock:
                 before = self._pieces.pop(key, [])
-                kept = [] if ref.rows is None else before  # all rows: no need for some of them
-                self._num_bytes += num_bytes - sum(one.num_bytes for one in before if one not in kept)
-                self._pieces[key] = [*kept, piece]
+                others = [] if ref.rows is None else before  # all rows: no need for some of them
+                self._num_bytes += num_bytes - sum(old.num_bytes for old in before if old not in others)
+                self._pieces[key] = [*others, piece]
                 while self._num_bytes > self._most_bytes:
                     self._drop_oldest()
 
@@ -572,7 +572,7 @@ def _copy(column: Column) -> Column:
     return list(column) if isinstance(column, list) else column.copy()
 
 
-# Events of calls on their way to listeners: each call's start is told on the thread that made the call, before all else.
+# -- events of calls on their way to listeners: each call's start is sent on the thread that made the call, before all else
 #
 # The controller's own events come from its lanes. A notebook can only draw under a cell from the thread that runs the cell, so
 # ``call_started`` is sent here, at submission, and a lane's events that come too early wait for it.
@@ -641,10 +641,10 @@ class Aside:
         number = event.get("call_id", -1)
         if event["type"] == "call_started" and getattr(self._here, "inside", False):
             self._own.add(number)
-        found = number in self._own
+        own = number in self._own
         if event["type"] in ENDS:
             self._own.discard(number)
-        return found
+        return own
 
     def _tell(self, event: Event) -> None:
         self._here.inside = True
@@ -720,7 +720,7 @@ class EventRelay:
                 self._announced.discard(event["call_id"])
 
 
-# Where in the user's code a call was started: ``cell 4, line 2`` in a notebook, ``ppo.py, line 17`` in a script.
+# -- the line of the user's code that started a call: ``cell 4, line 2`` in a notebook, ``ppo.py, line 17`` in a script
 
 _CELL = re.compile(r"In\[(\d+)\]")
 
@@ -740,9 +740,9 @@ def calls_of(line: str) -> Iterator[None]:
 
 def user_line() -> str:
     """Return the place of the innermost frame outside hfsdk, or ``""`` when there is none."""
-    asked: str | None = getattr(_line_of_thread, "line", None)
-    if asked is not None:
-        return asked
+    declared: str | None = getattr(_line_of_thread, "line", None)
+    if declared is not None:
+        return declared
     frame = user_frame()
     if frame is None:
         return ""

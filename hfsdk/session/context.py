@@ -53,9 +53,9 @@ class Context:
     Attributes:
         name: shown in pictures.
         cluster: the devices.
-        runtime: what runs the calls: ``"ray"`` or ``"simulated"``.
-        client: who calls are sent through.
-        seed: of sampling, shuffling and new heads, where a call gives none.
+        runtime: the kind of runtime that runs the calls: ``"ray"`` or ``"simulated"``.
+        client: the client that calls are sent through.
+        seed: the seed of sampling, shuffling and new heads, where a call gives none.
         messages: notices so far.
         counters: numbers that are saved with the session.
         far: does near the cluster what needs files there, where this process is not near it; else ``None``.
@@ -90,7 +90,7 @@ class Context:
 
     @property
     def backend(self) -> Backend:
-        """What roles are declared on."""
+        """The runtime's properties that a role's declaration depends on."""
         return Backend(self.cluster, simulated=self.simulated)
 
     def notice(self, text: str) -> None:
@@ -99,7 +99,7 @@ class Context:
         warn_user(text)
 
 
-# ``BestCheckpoint``: the best checkpoint of a run, as ``session.train(keep_best=...)`` keeps it.
+# -- the best checkpoint of a run
 
 SCORE, STEP, START, MEASURE = "best.score", "best.step", "best.start", "best.measure"
 """Counters: the best held-out score, the step after which it was measured (-1 before the first), the score at the start, and a
@@ -117,11 +117,11 @@ class BestCheckpoint:
     start: float
     """The held-out score before the first step."""
     folder: Path | str
-    """Where it is, a path or an address in a store: ``session.load(run.best.folder)``."""
+    """The checkpoint's place, a path or an address in a store: ``session.load(run.best.folder)``."""
 
     @property
     def gain(self) -> float:
-        """By how much the score rose from the start."""
+        """The rise of the score from the start."""
         return self.score - self.start
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class BestCheckpoint:
         return f"BestCheckpoint({when}: held-out score {self.score:.4g} ({self.start:.4g} at the start), in {self.folder})"
 
 
-# ``PendingSave``: the save that is written in the background, for what has to wait for it.
+# -- the save that is written in the background, for what has to wait for it
 
 
 class BackgroundSave(Protocol):
@@ -148,7 +148,7 @@ class BackgroundSave(Protocol):
         """Wait until it is complete.
 
         Raises:
-            HfsdkError: what it failed with.
+            HfsdkError: the error that it failed with.
         """
         ...
 
@@ -172,7 +172,7 @@ class PendingSave:
         """Wait for a save that nobody has asked how it ended, and forget it.
 
         Raises:
-            HfsdkError: what it failed with.
+            HfsdkError: the error that it failed with.
         """
         if self._save is not None and not self._save.looked:
             self._save.wait()

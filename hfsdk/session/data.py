@@ -29,7 +29,7 @@ class Sources:
 
     def __init__(self, context: Context, book: RoleBook, places: StreamPlaces) -> None:
         self._context, self._client, self._book, self._places = context, context.client, book, places
-        self._told: set[tuple[str, str]] = set()
+        self._noted: set[tuple[str, str]] = set()
 
     def prompts(
         self,
@@ -67,7 +67,7 @@ class Sources:
         The same data given again goes on where it was.
 
         Args:
-            source: as in :meth:`prompts` or, with ``pairs``, as in :meth:`pairs`.
+            source: the same as in :meth:`prompts` or, with ``pairs``, as in :meth:`pairs`.
             pairs: whether to make preference pairs of it.
 
         Raises: as :meth:`prompts` and :meth:`pairs`.
@@ -132,8 +132,8 @@ class Sources:
             return
         model = Path(self._client.tokenizer_folder).name
         for note in tokenizer.notes() if stream.has_chats else tokenizer.turn_ends(chats=False).notes:
-            if (model, note) not in self._told:
-                self._told.add((model, note))
+            if (model, note) not in self._noted:
+                self._noted.add((model, note))
                 self._context.notice(f"{model}: {note}")
 
     def batch(self, /, **columns: Any) -> Batch:

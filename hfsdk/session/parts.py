@@ -74,7 +74,7 @@ class Parts:
 
     @property
     def client(self) -> ControllerClient:
-        """Who calls are sent through."""
+        """The client that calls are sent through."""
         return self.context.client
 
     @property
@@ -89,7 +89,7 @@ class Parts:
 
     @property
     def memory(self) -> MemoryUse:
-        """What every device holds through the current step."""
+        """The bytes on every device through the current step."""
         trace, context, deployment = self.traces.snapshot(), self.context, self.deployment
         title = f"memory of {context.name}, {trace.title}"
         return MemoryUse(trace, deployment.specs.values(), deployment.placement, context.cluster, title)

@@ -37,7 +37,7 @@ from hfsdk.session.tokenizer import StandInTokenizer, stand_in
 from hfsdk.session.views import LivePlacement
 
 Asked = str | Mapping[str, float] | Placement | Plan | Alternative
-"""What ``place`` takes."""
+"""The forms in which ``place`` takes a placement."""
 
 
 class Deployment:
@@ -45,12 +45,12 @@ class Deployment:
 
     Attributes:
         book: the roles' handles.
-        placement: where they are placed; ``None`` before that.
+        placement: the roles on their devices; ``None`` before that.
         specs: roles as they were placed, shadows included, by name.
-        asked: what ``place`` was asked for last.
+        asked: the last argument of ``place``.
         loaded: names of the roles that are, or are being, loaded.
         absent: numbers of the nodes that the placement goes without, since they have left the cluster (:mod:`shrinking`).
-        host: what handles see of their session.
+        host: the part of the session that handles see.
     """
 
     def __init__(self, context: Context, save: PendingSave) -> None:
@@ -151,7 +151,7 @@ class Deployment:
         self._client.check_open()
         self.book.check(handle)
         if handle.role.function is None and handle.name not in self.loaded:
-            self._place(self.asked, whose=handle.name)
+            self._place(self.asked, needed=handle.name)
 
     def release(self, handle: ModelHandle) -> None:
         """Free the handle's role and forget it."""
@@ -176,8 +176,8 @@ class Deployment:
         self._place(what, fresh=fresh)
         return self.live()
 
-    def _place(self, what: Asked, *, fresh: bool = False, whose: str = "") -> None:
-        """Put the models on devices, and raise why a role is not loaded: the one ``whose`` call needs it, or any."""
+    def _place(self, what: Asked, *, fresh: bool = False, needed: str = "") -> None:
+        """Put the models on devices, and raise why a role is not loaded: the role ``needed`` for a call, or any."""
         self._client.check_open()
         handles = self.book.models
         if not handles:
@@ -191,7 +191,7 @@ class Deployment:
         else:
             wanted = _without(what, {h.name for h in self.book.functions})
         placement = Placement.of(wanted, [h.name for h in handles], self._context.cluster.num_devices)
-        self.place_as(placement, declared, fresh=fresh, asked=what, whose=whose)
+        self.place_as(placement, declared, fresh=fresh, requested=what, needed=needed)
 
     def place_as(
         self,
@@ -199,19 +199,19 @@ class Deployment:
         declared: Sequence[RoleSpec],
         *,
         fresh: bool,
-        asked: Asked | None = None,
+        requested: Asked | None = None,
         absent: frozenset[int] = frozenset(),
-        whose: str = "",
+        needed: str = "",
     ) -> None:
         """Put the roles on devices as :meth:`place` does, in layouts that may be others than they were declared with.
 
         Args:
-            placement: who lives where.
+            placement: the roles on their devices.
             declared: the roles with these layouts.
-            fresh: as in :meth:`place`.
-            asked: what was asked for; by default what was before.
+            fresh: the same as in :meth:`place`.
+            requested: the argument of ``place``; by default the one before stays.
             absent: numbers of the nodes that this goes without.
-            whose: the role whose failure to load is raised; "" for every one's.
+            needed: the role whose failure to load is raised; "" for every one's.
 
         Raises: as :meth:`place`.
         """
@@ -227,7 +227,7 @@ class Deployment:
         before = {**self.live().view(), "before": None} if moves else self._before
         with uninterrupted():  # the controller and the handles go over together; loading then goes on by itself
             self._client.send(m.PlaceRoles(placement, tuple(roles), fresh, wait=False))
-            self.asked, self.placement, self._before = self.asked if asked is None else asked, placement, before
+            self.asked, self.placement, self._before = self.asked if requested is None else requested, placement, before
             self.absent = absent
             named = self.specs = {role.name: role for role in roles}
             for handle in handles:
@@ -240,10 +240,10 @@ class Deployment:
                     )  # fmt: skip
                 set_role(handle, role)
                 self.loaded.add(handle.name)
-        self._client.send(m.AwaitLoads(whose))
+        self._client.send(m.AwaitLoads(needed))
 
     def live(self) -> LivePlacement:
-        """Who lives where, with memory; drawn live while calls run."""
+        """The roles on their devices, with memory; drawn live while calls run."""
         context = self._context
         return LivePlacement(
             self._client, self.book, self.placement, self.specs, context.cluster, context.name, context.simulated, self._before
@@ -252,14 +252,14 @@ class Deployment:
 
 @dataclass(frozen=True, eq=False)
 class HandleHost:
-    """What handles see of their session: :class:`hfsdk.models.handle.Host`."""
+    """The part of a session that handles see: :class:`hfsdk.models.handle.Host`."""
 
     _context: Context
     _deployment: Deployment
 
     @property
     def client(self) -> ControllerClient:
-        """Who calls are sent through."""
+        """The client that calls are sent through."""
         return self._context.client
 
     @property
@@ -298,8 +298,8 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
     """Take functions out of a placement by names: they run in CPU tasks and need no device."""
     if not isinstance(what, Mapping):
         return what
-    kept = {" ".join(n for n in names.split() if n not in functions): count for names, count in what.items()}
-    return {names: count for names, count in kept.items() if names}
+    models = {" ".join(n for n in names.split() if n not in functions): count for names, count in what.items()}
+    return {names: count for names, count in models.items() if names}
 
 
 def _check_folders(role: RoleSpec) -> list[str]:
@@ -312,9 +312,9 @@ def _check_folders(role: RoleSpec) -> list[str]:
     TurnEnds.of(role.folder)
     notes, unheard = [], not_applied(role.folder) if role.rollout is not None else {}
     if unheard:
-        asked = ", ".join(f"{key}={shown(value)}" for key, value in unheard.items())
+        ignored = ", ".join(f"{key}={shown(value)}" for key, value in unheard.items())
         notes.append(
-            f"{role.folder}/generation_config.json asks for {asked}, which no rollout applies: what is learned from has to be of "
+            f"{role.folder}/generation_config.json asks for {ignored}, which no rollout applies: what is learned from has to be of "
             "the distribution that it was drawn from"
         )
     if role.kind in ("reward", "cost"):

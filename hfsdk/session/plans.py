@@ -70,10 +70,10 @@ class Plans:
 
         Raises: as :meth:`plan`.
         """
-        asked = self._ask(algorithm, workload, None, {"top": 1, "shadows": False})
+        question = self._ask(algorithm, workload, None, {"top": 1, "shadows": False})
         changed = {role.name: role for role in roles}
-        handles = [(handle, changed.get(handle.name, role)) for handle, role in asked.handles]
-        return replace(asked, cluster=cluster, handles=handles).answer()
+        handles = [(handle, changed.get(handle.name, role)) for handle, role in question.handles]
+        return replace(question, cluster=cluster, handles=handles).answer()
 
     def _ask(self, algorithm: Algorithm, workload: Workload, perf: PerfModel | None, options: Mapping[str, Any]) -> PlanQuestion:
         self._context.client.check_open()

@@ -50,9 +50,9 @@ class Predictions:
 
     def calibrate(self, steps: Annotated[Sequence[int], Length(1, 10_000)] = (-1,)) -> Calibration[PerfModel]:
         """Carry out ``session.calibrate``; its text says what the arguments are."""
-        found = PerfModel.fit([self.measured(step) for step in steps], start=self.perf)
-        self.perf, self.errors = found.perf, relative_errors(found.bands)
-        return found
+        calibration = PerfModel.fit([self.measured(step) for step in steps], start=self.perf)
+        self.perf, self.errors = calibration.perf, relative_errors(calibration.bands)
+        return calibration
 
     def _step_trace(self, step: int) -> tuple[int, Trace]:
         client = self._context.client
@@ -97,6 +97,6 @@ def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec])
     for rerun in reruns:
         spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
-            known = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
-            first.setdefault(rerun.call.role, (known, rerun.call.id not in moved))
-    return {role: whole for role, (known, whole) in first.items() if known}
+            unmoved = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
+            first.setdefault(rerun.call.role, (unmoved, rerun.call.id not in moved))
+    return {role: whole for role, (unmoved, whole) in first.items() if unmoved}

@@ -61,7 +61,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
     Args:
         algorithm: has ``step(models, prompts)``.
         handles: the session's handles, and their roles as declared.
-        workload: what the step works on; it replaces the algorithm's options of the same names.
+        workload: the amount of work in a step; it replaces the algorithm's options of the same names.
         seed: the session's.
         numbers: the session's counters and numbers, e.g. a cost's multiplier.
 
@@ -100,8 +100,8 @@ def with_workload(algorithm: Any, workload: Workload) -> Any:
     """
     if isinstance(algorithm, type) or not callable(inspect.getattr_static(algorithm, "step", None)):
         raise OptionError(f"plan takes an algorithm with a method step, e.g. hf.PPO(); got {shown(algorithm)}")
-    asked = {name: getattr(workload, name) for name in ("n", "mini_batches", "epochs")}
-    changed = {name: value for name, value in asked.items() if value is not None}
+    options = {name: getattr(workload, name) for name in ("n", "mini_batches", "epochs")}
+    changed = {name: value for name, value in options.items() if value is not None}
     has = {f.name for f in fields(algorithm)} if is_dataclass(algorithm) else set()
     missing = [name for name in changed if name not in has]
     if missing:
@@ -163,11 +163,11 @@ class CallRecorder:
         self._next_id = 0
         self._tables: dict[int, Table] = {}
         self._lengths: dict[int, dict[str, Array | None]] = {}
-        """Of every id its columns; the length of every row, ``None`` for one value per sample."""
+        """Every call's columns, by its id: the length of every row, ``None`` for one value per sample."""
         self._names: dict[int, str] = {}
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Nothing is ever told."""
+        """Ignore a listener: no event ever comes."""
         return lambda: None
 
     def send(self, message: m.Message | q.Query[Any]) -> Any:
@@ -224,11 +224,11 @@ class CallRecorder:
         for name, ref in columns.items():
             if ref.call_id not in self._tables:
                 raise SimulatedValueError(f"the values of column {name!r} were asked, and a step that is planned has shapes only")
-        found = {}
+        values = {}
         for name, ref in columns.items():
             table = self._tables[ref.call_id]
-            found[name] = (table if ref.rows is None else table.take(ref.rows))[ref.name]
-        return Table(found)
+            values[name] = (table if ref.rows is None else table.take(ref.rows))[ref.name]
+        return Table(values)
 
     def _row_lengths(self, ref: ColumnRef) -> Array | None:
         lengths = self._lengths[ref.call_id].get(ref.name)
@@ -236,8 +236,8 @@ class CallRecorder:
 
     def _submit(self, request: m.Submit) -> int:
         self._next_id += 1
-        found = {name: self._row_lengths(ref) for name, ref in request.inputs.items()}
-        ragged = {name: lengths for name, lengths in found.items() if lengths is not None}
+        lengths_of = {name: self._row_lengths(ref) for name, ref in request.inputs.items()}
+        ragged = {name: lengths for name, lengths in lengths_of.items() if lengths is not None}
         nothing = np.zeros(request.num_rows, dtype=np.int64)
         prompts = ragged.get("prompt", nothing)
         drawn: list[Array] = []
@@ -262,38 +262,38 @@ class CallRecorder:
 
     def _generated(self, request: m.Submit) -> list[Array]:
         """Return the response lengths of this step and, where they vary, of the next ones: their prompts follow in the stream."""
-        asked = request.arguments
-        assert isinstance(asked, Generation)
-        copies = asked.copies
+        generation = request.arguments
+        assert isinstance(generation, Generation)
+        copies = generation.copies
         rows = np.arange(request.num_rows)
         ref = request.inputs.get("position")
         positions = rows // copies
         if ref is not None and ref.call_id in self._tables:
-            given = np.asarray(self._tables[ref.call_id][ref.name])
-            positions = given if ref.rows is None else given[ref.rows]
+            all_positions = np.asarray(self._tables[ref.call_id][ref.name])
+            positions = all_positions if ref.rows is None else all_positions[ref.rows]
         most = self._workload.response_tokens
-        sampling = replace(asked.sampling, max_new_tokens=most, min_new_tokens=min(most, asked.sampling.min_new_tokens))
+        sampling = replace(generation.sampling, max_new_tokens=most, min_new_tokens=min(most, generation.sampling.min_new_tokens))
         steps = max(1, min(MOST_STEPS, MOST_DRAWN // max(1, len(rows))))
-        found = [draw_lengths(self._draw, sampling, asked.seed, positions, rows % copies)]
-        if len(rows) and (found[0] != found[0][0]).any():
+        lengths = [draw_lengths(self._draw, sampling, generation.seed, positions, rows % copies)]
+        if len(rows) and (lengths[0] != lengths[0][0]).any():
             ahead = (positions + step * self._workload.prompts for step in range(1, steps))
-            found += [draw_lengths(self._draw, sampling, asked.seed, later, rows % copies) for later in ahead]
-        return found
+            lengths += [draw_lengths(self._draw, sampling, generation.seed, later, rows % copies) for later in ahead]
+        return lengths
 
 
 def _mini_batches(request: m.Submit, prompts: Array, responses: Array) -> tuple[Array, ...]:
-    asked = request.arguments
-    if not isinstance(asked, Learning):
+    learning = request.arguments
+    if not isinstance(learning, Learning):
         return ()
     plan = plan_update(
         prompts + responses,
         responses,
         dp=1,
-        epochs=asked.epochs,
-        mini_batches=asked.mini_batches,
+        epochs=learning.epochs,
+        mini_batches=learning.mini_batches,
         max_tokens=ONE_PASS,
-        seed=asked.seed,
-        together=asked.together,
+        seed=learning.seed,
+        together=learning.together,
         shuffle=request.method == UPDATE.name,
     )
     return tuple(np.asarray(mini.rows, dtype=np.int64) for mini in plan)
@@ -304,7 +304,7 @@ def _maker(cls: type[ModelHandle], host: _Host, role: RoleSpec) -> Callable[[], 
 
 
 class _Host:
-    """What handles need of a session, for one step; what it counts is counted for this step alone."""
+    """A session as handles need it, for one step; what it counts is counted for this step alone."""
 
     def __init__(self, client: ControllerClient, seed: int, numbers: Mapping[str, float]) -> None:
         self.client, self.seed, self.simulated = client, seed, True
@@ -312,20 +312,20 @@ class _Host:
         client.use_tokenizer(StandInTokenizer(2))
 
     def ready(self, handle: ModelHandle) -> None:
-        """Everything is there."""
+        """Return at once: everything is there."""
 
     def release(self, handle: ModelHandle) -> None:
-        """Nothing is held."""
+        """Ignore the release: nothing is held."""
 
     def notice(self, text: str) -> None:
-        """Nobody is told: nothing runs."""
+        """Ignore a notice: nothing runs."""
 
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
-        """There are none here."""
+        """Refuse: there are no snapshots here."""
         return no_snapshots(snapshot)
 
 
-# ``session.plan``: runs the algorithm's step once to see its calls, and searches for the best placement and layouts.
+# -- ``session.plan``: runs the algorithm's step once to see its calls, and searches for the best placement and layouts
 
 OPTIONS = ("top", "by_placement", "shadows", "error")
 """Arguments of ``session.plan`` that the search takes."""
@@ -336,7 +336,7 @@ PLANNED = tuple(method.name for method in METHODS.values() if method.in_step)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlanQuestion:
-    """What is planned; asked again with another workload or cluster, it needs no session."""
+    """A question to the planner; asked again with another workload or cluster, it needs no session."""
 
     algorithm: Any
     handles: Sequence[tuple[ModelHandle, RoleSpec]]
@@ -379,11 +379,11 @@ class PlanQuestion:
         took = time.perf_counter() - began
         roles, error = self.roles(), self.options.get("error")
         if isinstance(error, Mapping):
-            known = dict.fromkeys([*(call.method for call in recorded.calls), *PLANNED])
-            unknown = [name for name in error if name and name not in known]
+            methods = dict.fromkeys([*(call.method for call in recorded.calls), *PLANNED])
+            unknown = [name for name in error if name and name not in methods]
             if unknown:
                 what = shown(unknown[0])
-                raise OptionError(f"error names the method {what}; {nearest(str(unknown[0]), known)}; '' is all others")
+                raise OptionError(f"error names the method {what}; {nearest(str(unknown[0]), methods)}; '' is all others")
         options = {**self.options, "error": self.errors if error is None else error}
         plan = plan_step(recorded, roles, self.cluster, self.workload, self.perf, again=self.again, **options)
         notices = tuple(_grown(role) for role, (_, declared) in zip(roles, self.handles, strict=True) if role != declared)
@@ -396,14 +396,14 @@ class PlanQuestion:
         """Return the plan for another workload or cluster; a context left open grows with the lengths, up to the model's.
 
         Args:
-            workload: by default that of this plan.
-            cluster: by default that of this plan; a text has its price.
-            layouts: that are fixed, by role, or role and ``" rollout"``; those of other roles are as declared.
+            workload: the amount of work in a step; by default this plan's.
+            cluster: the devices; by default this plan's; a text has its price.
+            layouts: those that are fixed, by role, or role and ``" rollout"``; those of other roles are as declared.
             options: ``top``, ``by_placement``, ``shadows``, ``error`` or ``placement``, as in ``session.plan`` and ``what_if``.
 
         Raises: as ``session.plan``.
         """
-        asked = check_workload(self.workload if workload is None else workload)
+        checked = check_workload(self.workload if workload is None else workload)
         if not isinstance(cluster, str | ClusterSpec | None):
             raise OptionError(f"cluster is a text such as '16x8 H100' or an hf.ClusterSpec; got {shown(cluster)}")
         price = self.cluster.price_per_device_hour
@@ -411,16 +411,16 @@ class PlanQuestion:
         _check_options(options, (*OPTIONS, "placement"))
         handles = [(handle, _with_layouts(role, layouts or {})) for handle, role in self.handles]
         options = {**self.options, **options}
-        return replace(self, handles=handles, workload=asked, cluster=on, options=options, stretches=True).answer()
+        return replace(self, handles=handles, workload=checked, cluster=on, options=options, stretches=True).answer()
 
     def fixed(self, cluster: ClusterSpec, workload: Workload, placement: str, layouts: Mapping[str, Layout]) -> Plan:
         """Return the plan with some of it fixed.
 
         Args:
             cluster: the devices.
-            workload: what a step works on.
+            workload: the amount of work in a step.
             placement: a preset's name, or ``"auto"``.
-            layouts: by role, or role and ``" rollout"``; those of other roles are as declared.
+            layouts: those that are fixed, by role, or role and ``" rollout"``; those of other roles are as declared.
 
         Raises: as ``record_step`` and ``plan_step``.
         """
@@ -460,15 +460,15 @@ def priced(plan: Plan, price_per_device_hour: float) -> Plan:
     return replace(plan, cluster=cluster, again=asked)
 
 
-def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_options(options: Mapping[str, Any], names: Sequence[str]) -> None:
     """Check options of a plan.
 
     Raises:
         OptionError: there is none of that name, or its value is out of range.
     """
     for name, value in options.items():
-        if name not in known:
-            raise OptionError(f"a plan has no option {shown(name)}; {nearest(name, ('workload', 'cluster', *known))}")
+        if name not in names:
+            raise OptionError(f"a plan has no option {shown(name)}; {nearest(name, ('workload', 'cluster', *names))}")
         if name == "top" and (not is_whole(value) or value < 1):
             raise OptionError(f"top is how many plans to return, a whole number of at least 1; got {shown(value)}")
         if name in ("by_placement", "shadows"):

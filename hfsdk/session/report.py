@@ -70,7 +70,7 @@ def _history(parts: Parts) -> str:
     return table and f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="history">{table}</div>'
 
 
-# A report as one HTML file: sections of pictures and tables, nothing loaded from anywhere.
+# -- a report as one HTML file: sections of pictures and tables, nothing loaded from anywhere
 
 
 def write_report(

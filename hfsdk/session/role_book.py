@@ -1,4 +1,4 @@
-"""Which roles a session has: ``RoleBook`` keeps the handles, ``Models`` shows them to algorithms."""
+"""The roles of a session: ``RoleBook`` keeps the handles, ``Models`` shows them to algorithms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RoleBook:
         self._handles: dict[str, ModelHandle] = {}
         self._declared: dict[str, RoleSpec] = {}
         self._gone: weakref.WeakKeyDictionary[ModelHandle, str] = weakref.WeakKeyDictionary()
-        """Of handles that are not in use any more, what became of them."""
+        """The end of every handle that is not in use any more: a text that says what became of it."""
         self._notice = notice
 
     def take(self, cls: type[H], role: RoleSpec, make: Callable[[], H]) -> tuple[H, bool]:
@@ -191,12 +191,12 @@ class Models(PublicNames):
 
     @CompletableProperty
     def reward(self) -> RewardModel:
-        """What scores responses."""
+        """The model that scores responses."""
         return self._of(RewardModel)
 
     @CompletableProperty
     def cost(self) -> CostModel:
-        """What is kept below a limit."""
+        """The model whose score is kept below a limit."""
         return self._of(CostModel)
 
     def _of(self, cls: type[H]) -> H:
@@ -265,7 +265,7 @@ class KnownRole(NamedTuple):
     declared: RoleSpec
     live: RoleSpec
     parts: tuple[str, ...] = ()
-    """Of a weighted sum."""
+    """The names of a weighted sum's parts."""
     weights: tuple[float, ...] = ()
 
 
@@ -276,8 +276,8 @@ def known_role(handle: ModelHandle, declared: RoleSpec) -> KnownRole:
     return KnownRole(type(handle).__name__, declared, handle.role)
 
 
-def sum_as_known(handle: ModelHandle, known: KnownRole, book: RoleBook) -> None:
+def sum_as_known(handle: ModelHandle, role: KnownRole, book: RoleBook) -> None:
     """Give the handle of a weighted sum its parts, as far as they are here."""
     if isinstance(handle, RewardSum):
-        parts = [book.find(part) for part in known.parts if part in book]
-        handle.parts, handle.weights = tuple(part for part in parts if isinstance(part, RewardModel)), known.weights
+        parts = [book.find(part) for part in role.parts if part in book]
+        handle.parts, handle.weights = tuple(part for part in parts if isinstance(part, RewardModel)), role.weights

@@ -1,4 +1,4 @@
-"""From what a user declares to a checked ``RoleSpec``: models found, layouts parsed and checked. Pure but for reading configs."""
+"""Checks of what a user declares, up to a ``RoleSpec``: models found, layouts parsed. Pure but for reading configs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RUN_EVERYWHERE = (32, 64, 128)
 
 @dataclass(frozen=True)
 class Backend:
-    """What roles are declared on."""
+    """The runtime's properties that a role's declaration depends on."""
 
     cluster: ClusterSpec
     simulated: bool
@@ -225,8 +225,10 @@ def planned(plan: Plan, declared: Sequence[RoleSpec], cluster: ClusterSpec) -> l
         )
     for role in declared:
         if role.name not in plan.models or plan.models[role.name] != str(role.model):
-            asked = f"{role.name} ({role.model})"
-            raise PlacementError(f"the plan places {shown(dict(plan.models))}, and not {asked}; make a new one: session.plan(...)")
+            declared_as = f"{role.name} ({role.model})"
+            raise PlacementError(
+                f"the plan places {shown(dict(plan.models))}, and not {declared_as}; make a new one: session.plan(...)"
+            )
         if role.name in plan.roles:
             _check_same(role, plan.roles[role.name])
     return with_layouts(plan.layouts, declared)
@@ -265,8 +267,8 @@ def _check_same(role: RoleSpec, planned: RoleSpec) -> None:
     Raises:
         PlacementError: names what differs.
     """
-    mine, theirs = _facts(role), _facts(planned)
-    for name, value in mine.items():
+    facts, theirs = _facts(role), _facts(planned)
+    for name, value in facts.items():
         if value == theirs[name]:
             continue
         if name == "max_model_len" and value < theirs[name]:

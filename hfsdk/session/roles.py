@@ -37,7 +37,7 @@ Adapters = LoRA | str | Path | None
 S = TypeVar("S", RewardModel, CostModel)
 
 OPTIMIZER = AdamW()
-"""With the learning rate suggested for the model."""
+"""AdamW with the learning rate suggested for the model."""
 
 
 class Declarations:
@@ -50,9 +50,9 @@ class Declarations:
     def _backend(self) -> Backend:
         return self._context.backend
 
-    def _dtype(self, asked: str | None) -> str:
+    def _dtype(self, dtype: str | None) -> str:
         """Return the dtype that was asked for, or what models have here."""
-        return self._backend.default_dtype if asked is None else asked
+        return self._backend.default_dtype if dtype is None else dtype
 
     @near_the_models
     @checked
@@ -223,8 +223,8 @@ class Declarations:
         for number, source in enumerate(sources):
             if not isinstance(source, RewardModel):
                 own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
-                taken = {part.name for part in parts}
-                part_name = f"{name}.{own}" if f"{name}.{own}" not in taken else f"{name}.{own}.{number}"
+                part_names = {part.name for part in parts}
+                part_name = f"{name}.{own}" if f"{name}.{own}" not in part_names else f"{name}.{own}.{number}"
                 source = self.reward(
                     source, timeout_s=timeout_s, workers=workers, failures=failures, name=part_name, replace=replace
                 )

@@ -64,7 +64,7 @@ class Session(AttributeHints, PublicNames):
 
     Attributes:
         name: shown in pictures.
-        seed: of sampling, shuffling and new heads, where a call gives none.
+        seed: the seed of sampling, shuffling and new heads, where a call gives none.
         cluster: the devices.
         messages: notices so far, e.g. that a role was replaced.
         run: the last ``train``.
@@ -99,7 +99,7 @@ class Session(AttributeHints, PublicNames):
             devices: how many devices of this machine to use (by default its GPUs, or without any up to two processes on its
                 processors), or all devices of a Ray cluster: ``"auto"`` for the one that runs on this machine, or an address,
                 ``"host:port"``. This process must be on one of its nodes; code and model folders are brought to the others.
-            price_per_device_hour: for what a run of :meth:`train` has cost so far, in any currency.
+            price_per_device_hour: the price by which a run of :meth:`train` has cost so far, in any currency.
             wait: whether every call waits before it returns, so that a cell's time is its call's time.
             seed: see the class.
             name: see the class.
@@ -164,8 +164,8 @@ class Session(AttributeHints, PublicNames):
         Args:
             name: the session's; from outside its cluster ``"hfsdk://127.0.0.1:8267/NAME"``, with ``python -m hfsdk.serve`` on its
                 head node and an SSH tunnel to it.
-            address: of its Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
-            token: of that server; by default ``HFSDK_TOKEN`` of the environment.
+            address: the address of its Ray cluster, ``"auto"`` or ``"host:port"``; by default the sessions of this machine alone.
+            token: the token of that server; by default ``HFSDK_TOKEN`` of the environment.
             read_only: only look: pictures, history, values of batches; whoever has the session keeps it.
             take_over: take it from a kernel that has it and lives.
             wait: as in :class:`Session`.
@@ -174,7 +174,7 @@ class Session(AttributeHints, PublicNames):
             OptionError: there is no such session, or another version of hfsdk keeps it.
             SessionInUseError: another kernel has it; says which.
             PlacementError: there is no such cluster, or this process uses another one.
-            SessionClosedError: what answers does not know the token, or is another version's.
+            SessionClosedError: the answering process does not know the token, or is another version's.
         """
         session = cls.__new__(cls)
         with held():
@@ -199,7 +199,7 @@ class Session(AttributeHints, PublicNames):
 
         Args:
             cluster: e.g. ``"16x8 A100-80GB"``, or an :class:`hfsdk.ClusterSpec`.
-            price_per_device_hour: for costs, in any currency; by default the cluster's.
+            price_per_device_hour: the price for costs, in any currency; by default the cluster's.
             response_lengths: ``"full"`` (the default), ``"uniform"``, ``"lognormal"`` or an :class:`hfsdk.ResponseLengths`.
             perf: predicts the seconds, e.g. one that was fitted; by default the presets'.
             wait: as in :class:`Session`.
@@ -221,17 +221,17 @@ class Session(AttributeHints, PublicNames):
             started.cluster, price_per_device_hour=price_per_device_hour or started.cluster.price_per_device_hour
         )  # fmt: skip
         title = name or ("simulated" if started.kind == "simulated" else "session")
-        kept = started if isinstance(started, KeptStart) else None
+        reconnected = started if isinstance(started, KeptStart) else None
         client = ControllerClient(
-            started.controller, wait_each=wait, simulated=started.kind == "simulated", shared=kept is not None
+            started.controller, wait_each=wait, simulated=started.kind == "simulated", shared=reconnected is not None
         )  # fmt: skip
         context = Context(title, cluster, started.kind, client, int(seed))
         client.pass_notices(context.notice)
         self._parts = Parts.of(context)
-        if kept is not None and kept.link is not None:
-            self._link = kept.link
-            self._finalizer = weakref.finalize(context, kept.link.leave)
-            connect(self._parts, kept)
+        if reconnected is not None and reconnected.link is not None:
+            self._link = reconnected.link
+            self._finalizer = weakref.finalize(context, reconnected.link.leave)
+            connect(self._parts, reconnected)
         else:  # once no handle is left either; also at the interpreter's exit
             self._finalizer = weakref.finalize(context, client.close)
         show_calls(self.subscribe)
@@ -248,7 +248,7 @@ class Session(AttributeHints, PublicNames):
 
     @property
     def seed(self) -> int:
-        """Of sampling, shuffling and new heads, where a call gives none."""
+        """The seed of sampling, shuffling and new heads, where a call gives none."""
         return self._parts.context.seed
 
     @seed.setter
@@ -367,16 +367,16 @@ class Session(AttributeHints, PublicNames):
         """Declare the value function: the model's body with a scalar head. Checked now, loaded at ``place`` or first use.
 
         Args:
-            model: as in :meth:`actor`, or the actor itself (its initial weights).
+            model: the same as in :meth:`actor`, or the actor itself (its initial weights).
             train: layout of training and inference, e.g. ``"tp2 dp2"``; an axis left out is 1, dp fills up.
             dtype: ``"fp32"`` or ``"bf16"``; by default bf16 on GPUs, fp32 on processors and in simulation.
-            lora: as in :meth:`actor`; the scalar head is trained too.
+            lora: the same as in :meth:`actor`; the scalar head is trained too.
             optimizer: AdamW with its schedule and clipping.
             micro_batch_tokens: most tokens of one forward pass on one rank.
-            recompute: as in :meth:`actor`.
-            offload: as in :meth:`actor`.
+            recompute: the same as in :meth:`actor`.
+            offload: the same as in :meth:`actor`.
             name: another name than "critic", where there are several; Safe-RLHF asks for ``"cost_critic"``.
-            replace: as in :meth:`actor`.
+            replace: the same as in :meth:`actor`.
 
         Raises: as in :meth:`actor`.
         """
@@ -411,14 +411,14 @@ class Session(AttributeHints, PublicNames):
         Args:
             model: the actor (the weights that it began with, in its dtype, also after updates), or a model as in :meth:`actor`,
                 e.g. a folder that ``actor.save_pretrained`` wrote.
-            layout: of inference; by default the actor's.
+            layout: the layout of inference; by default the actor's.
             dtype: by default the actor's, or as in :meth:`actor`.
             lora: folder of adapters that the model has, as peft or ``save_pretrained`` wrote it; of an actor that went on with some
                 those are taken without asking.
-            micro_batch_tokens: as in :meth:`actor`.
+            micro_batch_tokens: the same as in :meth:`actor`.
             offload: keep the weights in host memory and bring them to the device for this role's own calls.
-            name: as in :meth:`actor`.
-            replace: as in :meth:`actor`.
+            name: the same as in :meth:`actor`.
+            replace: the same as in :meth:`actor`.
 
         Raises: as in :meth:`actor`.
         """
@@ -466,7 +466,7 @@ class Session(AttributeHints, PublicNames):
         Args:
             source: a function in TRL's form; it travels by value and gets the data's other columns by name. Or a model with
                 a scalar head, as in :meth:`actor`. Or a list of functions and of handles of this method, to be summed.
-            weights: of such a list; by default 1 each.
+            weights: the weights of such a list; by default 1 each.
             per_token: whether the function returns a list of numbers per completion, one for each of ``completion_ids`` (which it
                 gets by that name); they are kept as ``token_scores``, their sums as ``scores``, and `PPO`,
                 `ReinforcePlusPlus` and `ProcessGRPO` reward each token or step with its own.
@@ -477,15 +477,15 @@ class Session(AttributeHints, PublicNames):
             failures: with ``workers``, what a sample does on which the function raises, takes too long or ends its process:
                 ``"raise"`` names it in the call's error; ``"skip"`` leaves it out of the loss as not scored, with the reason in
                 the column ``score_failures``.
-            layout: of a model's inference or, with an optimizer, of its training.
-            dtype: of a model, as in :meth:`actor`.
-            lora: as in :meth:`critic`, of a model that is trained here or that peft trained.
+            layout: the layout of a model's inference or, with an optimizer, of its training.
+            dtype: the dtype of a model, as in :meth:`actor`.
+            lora: adapters, as in :meth:`critic`, of a model that is trained here or that peft trained.
             optimizer: to train a model here, on pairs (``reward.update(next(pairs), hf.BradleyTerry())``); without a scalar head it
                 starts with a random one. ``None`` is frozen.
-            micro_batch_tokens: of a model.
-            offload: of a model, as in :meth:`reference`, or with an optimizer as in :meth:`actor`.
+            micro_batch_tokens: the tokens in a micro-batch of a model.
+            offload: offloading of a model, as in :meth:`reference`, or with an optimizer as in :meth:`actor`.
             name: another name than "reward", where there are several.
-            replace: as in :meth:`actor`.
+            replace: the same as in :meth:`actor`.
 
         Raises:
             OptionError: the function does not take completions, weights do not fit the list, one in it has the sum's name, or a
@@ -531,16 +531,16 @@ class Session(AttributeHints, PublicNames):
         Args:
             source: a function ``f(prompts, completions, **columns) -> list[float]`` or a model, as in :meth:`reward`.
             timeout_s: most seconds one call of the function may take; with ``workers``, one sample.
-            workers: as in :meth:`reward`.
-            failures: as in :meth:`reward`; the column is ``cost_failures``.
-            layout: of a model's inference or, with an optimizer, of its training.
-            dtype: of a model, as in :meth:`actor`.
-            lora: as in :meth:`reward`.
+            workers: the same as in :meth:`reward`.
+            failures: the same as in :meth:`reward`; the column is ``cost_failures``.
+            layout: the layout of a model's inference or, with an optimizer, of its training.
+            dtype: the dtype of a model, as in :meth:`actor`.
+            lora: the same as in :meth:`reward`.
             optimizer: to train a model here, on pairs (``cost.update(next(pairs), hf.CostLoss())``); ``None`` is frozen.
-            micro_batch_tokens: of a model.
-            offload: of a model, as in :meth:`reward`.
+            micro_batch_tokens: the tokens in a micro-batch of a model.
+            offload: offloading of a model, as in :meth:`reward`.
             name: another name than "cost", where there are several.
-            replace: as in :meth:`actor`.
+            replace: the same as in :meth:`actor`.
 
         Raises: as in :meth:`reward`.
         """
@@ -597,7 +597,7 @@ class Session(AttributeHints, PublicNames):
 
     @CompletableProperty
     def placement(self) -> LivePlacement:
-        """Who lives where, with memory; drawn live while calls run."""
+        """The roles on their devices, with memory; drawn live while calls run."""
         return self._parts.deployment.live()
 
     @checked
@@ -630,7 +630,7 @@ class Session(AttributeHints, PublicNames):
             column: where the prompts are, by default ``prompt``, or else ``text`` or ``messages``; the other columns (e.g. TRL's
                 ``completion``) are passed on to reward functions.
             batch_size: prompts per batch; 32 where it is not given.
-            seed: of the order; by default the session's.
+            seed: the seed of the order; by default the session's.
             max_prompt_tokens: keep at most the last so many tokens of each prompt; ``None`` cuts nothing.
             chat: put each text into the model's chat template as the user's turn.
             system: the system message of that chat, and with ``chat`` of conversations that have none.
@@ -667,7 +667,7 @@ class Session(AttributeHints, PublicNames):
             source: as in :meth:`prompts`, with a column ``text``, ``messages`` (the last one, the assistant's, is learned), or
                 ``prompt`` and ``completion``; or a list of texts. Each ends with a token of the model's that ends a turn.
             batch_size: examples per batch; 32 where it is not given.
-            seed: of the order; by default the session's.
+            seed: the seed of the order; by default the session's.
             max_tokens: longest prompt plus response; what is longer loses its end. ``None`` cuts nothing.
             shuffle: whether each pass over the data has an order of its own.
 
@@ -695,9 +695,9 @@ class Session(AttributeHints, PublicNames):
                 texts begin with), e.g. ``hf.data.review_pairs()``. ``margin`` and others are passed on, ``chosen_x`` and
                 ``rejected_x`` as each row's ``x``.
             batch_size: pairs per batch, 32 where it is not given; it has twice as many rows, the chosen one first.
-            seed: of the order; by default the session's.
-            max_tokens: as in :meth:`demonstrations`.
-            shuffle: as in :meth:`demonstrations`.
+            seed: the seed of the order; by default the session's.
+            max_tokens: the same as in :meth:`demonstrations`.
+            shuffle: the same as in :meth:`demonstrations`.
 
         Raises:
             ColumnError: a column is missing.
@@ -776,12 +776,12 @@ class Session(AttributeHints, PublicNames):
         Where lengths outgrow a ``max_model_len`` that was left open, the plan assumes a larger one and says so.
 
         Args:
-            algorithm: as in :meth:`plan`.
-            workload: where the sliders begin.
-            top: as in :meth:`plan`.
-            shadows: as in :meth:`plan`.
-            perf: as in :meth:`plan`.
-            error: as in :meth:`plan`.
+            algorithm: the same as in :meth:`plan`.
+            workload: the position of the sliders at first.
+            top: the same as in :meth:`plan`.
+            shadows: the same as in :meth:`plan`.
+            perf: the same as in :meth:`plan`.
+            error: the same as in :meth:`plan`.
 
         Raises: as :meth:`plan`.
         """
@@ -796,7 +796,7 @@ class Session(AttributeHints, PublicNames):
 
         Args:
             step: its number, as in :attr:`trace`; by default the last.
-            perf: by default the session's, ``session.perf``: the presets', or those of :meth:`calibrate`.
+            perf: the performance model; by default the session's, ``session.perf``: the presets', or those of :meth:`calibrate`.
 
         Returns:
             A trace of predicted spans.
@@ -820,7 +820,7 @@ class Session(AttributeHints, PublicNames):
         """Fit the performance model to steps of this session; later predictions use it. See ``PerfModel.fit``.
 
         Raises:
-            OptionError: as in :meth:`predict`; or the session is simulated, and nothing was measured.
+            OptionError: the same as in :meth:`predict`; or the session is simulated, and nothing was measured.
         """
         return self._parts.predictions.calibrate(steps)
 
@@ -855,7 +855,7 @@ class Session(AttributeHints, PublicNames):
 
         Args:
             path: the file to write, ``.html``; its folder must exist.
-            batch: whose samples to show; by default the last one of :meth:`train`.
+            batch: the batch whose samples are shown; by default the last one of :meth:`train`.
 
         Returns:
             The path.
@@ -893,7 +893,7 @@ class Session(AttributeHints, PublicNames):
 
     @property
     def memory(self) -> MemoryUse:
-        """What every device holds through the current step, planned and measured. Drawn in a notebook."""
+        """The bytes on every device through the current step, planned and measured. Drawn in a notebook."""
         return self._parts.memory
 
     def view(self) -> dict[str, Any]:
@@ -1024,9 +1024,9 @@ class Session(AttributeHints, PublicNames):
         Args:
             algorithms: e.g. ``[hf.PPO(), hf.GRPO()]``, or by name ``{"no KL": hf.PPO(kl_coef=0.0)}``.
             prompts: from :meth:`prompts`, or data as :meth:`train` takes them; each run begins at the same place.
-            steps: of each run.
-            seeds: of sampling and shuffling, in place of the session's.
-            snapshot: where to start; by default here.
+            steps: the steps of each run.
+            seeds: the seeds of sampling and shuffling, in place of the session's.
+            snapshot: the snapshot to start at; by default here.
             baseline: a JSON file with earlier final scores, by which these are judged (``experiment.ok``).
             save_baseline: write that file from these scores instead.
             resume: whether to keep the runs that the session's last ``compare`` finished from this point, of algorithms of equal
@@ -1074,11 +1074,11 @@ class Session(AttributeHints, PublicNames):
 
         Args:
             prompts: a stream from :meth:`prompts` (best of held-out data), or data as that takes them, in their order.
-            reward: by default the session's.
-            num_prompts: at most as many as there are.
+            reward: the reward model; by default the session's.
+            num_prompts: the number of prompts, at most as many as there are.
             max_new_tokens: longest response, in tokens.
-            temperature: of sampling.
-            seed: of sampling; by default the session's.
+            temperature: the temperature of sampling.
+            seed: the seed of sampling; by default the session's.
             num_samples: samples kept in ``frame.attrs["samples"]``.
             n: responses per prompt.
             pass_at: each k of which pass@k is to be told, the chance that one of k responses passes; at most ``n``.
@@ -1116,7 +1116,7 @@ class Session(AttributeHints, PublicNames):
 
         Args:
             row: the step's numbers.
-            algorithm: what ran it.
+            algorithm: the algorithm that ran it.
             calls: the calls that it made.
             metrics: the user's own metrics among the numbers.
         """
@@ -1161,7 +1161,7 @@ class Session(AttributeHints, PublicNames):
 
     @property
     def history(self) -> History:
-        """What was trained in this session (and before it, where it was loaded): steps and updates, branches, functions."""
+        """The training of this session (and before it, where it was loaded): steps and updates, branches, functions."""
         return self._parts.log.history()
 
     # -- going back
@@ -1175,7 +1175,7 @@ class Session(AttributeHints, PublicNames):
         gradients that no ``step`` has taken are not part of it.
 
         Args:
-            name: to rewind by; the name of an earlier snapshot goes over to this one.
+            name: the name to rewind by; the name of an earlier snapshot goes over to this one.
 
         Raises:
             OptionError: nothing is trained in this session, or a step of a run is under way.
@@ -1193,7 +1193,7 @@ class Session(AttributeHints, PublicNames):
         the snapshot (with a notice). Batches stay readable; training on one that later weights wrote raises StaleBatchError.
 
         Args:
-            snapshot: what ``session.snapshot`` returned, or its name.
+            snapshot: a snapshot of ``session.snapshot``, or its name.
 
         Raises:
             OptionError: there is no such snapshot; a role was released, replaced or added since; a step of a run is under way.

@@ -31,8 +31,8 @@ class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         """Name what the other side has its own of."""
         parts = self._parts
-        for place, known in enumerate(self._own):
-            if obj is known:
+        for place, part in enumerate(self._own):
+            if obj is part:
                 return ("own", place)
         if isinstance(obj, ControllerClient):
             if obj is not parts.client:
@@ -94,7 +94,7 @@ def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: 
 
     Args:
         parts: the session, on this side.
-        what: to be packed.
+        what: the object to be packed.
         hold: told of every call whose columns travel along: the other side refers to them, too.
         own: objects that the other side has its own of, in this order.
 

@@ -1,4 +1,4 @@
-"""Which runtime a session gets: Ray here or on a cluster, or the simulated one."""
+"""The runtime of a session: Ray here or on a cluster, or the simulated one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 Seconds = Annotated[float, Within(0.1, 10**6)]
-"""Of waiting for processes."""
+"""A time limit of waiting for processes."""
 
 Seed = Annotated[int, Within(0, 2**63 - 1)]
-"""Of random numbers."""
+"""A seed of random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Started:
     kind: str
     """``"ray"`` or ``"simulated"``."""
     notices: Sequence[str] = ()
-    """What the user has to know about who can reach it."""
+    """Sentences for the user about who can reach the controller."""
 
 
 def start(devices: int | str | None, options: Mapping[str, Any]) -> Started:
@@ -104,10 +104,10 @@ def taken(runtime: Runtime | Started) -> Started:
     if isinstance(runtime, Started):
         return runtime
     try:
-        known = isinstance(runtime.cluster, ClusterSpec)
+        has_cluster = isinstance(runtime.cluster, ClusterSpec)
     except Exception:  # an object of the user, whatever it raises
-        known = False
-    if not known:
+        has_cluster = False
+    if not has_cluster:
         raise OptionError(f"runtime runs the calls and has a cluster of devices; leave it out for Ray; got {shown(runtime)}")
     return _controlled(runtime)
 
@@ -125,8 +125,8 @@ def start_simulated(cluster: str | ClusterSpec, response_lengths: Any, perf: Per
         OptionError: the cluster, the distribution or the model is none.
     """
     cluster = ClusterSpec.parse(cluster) if isinstance(cluster, str) else cluster
-    known = response_lengths in LENGTH_KINDS if isinstance(response_lengths, str) else isinstance(response_lengths, Lengths)
-    if response_lengths is not None and (not known or isinstance(response_lengths, type)):
+    valid = response_lengths in LENGTH_KINDS if isinstance(response_lengths, str) else isinstance(response_lengths, Lengths)
+    if response_lengths is not None and (not valid or isinstance(response_lengths, type)):
         raise OptionError(
             f"response_lengths are one of {', '.join(map(repr, LENGTH_KINDS))}, or have a method draw(sampling, seed, positions, "
             f"copies) that gives every sample's length, as ResponseLengths has; got {shown(response_lengths)}"

@@ -79,7 +79,7 @@ class RowStream(ABC):
     Attributes:
         position: number of the batch that ``next`` gives.
         batch_size: rows of the data per batch.
-        seed: of the order.
+        seed: the seed of the order.
         num_rows: rows of the data.
     """
 
@@ -114,8 +114,8 @@ class RowStream(ABC):
         digest = hashlib.sha256(f"{options}|{self.num_rows}|{sorted(columns)}".encode(errors="surrogatepass"))
         for row in range(0, self.num_rows, -(-self.num_rows // FINGERPRINTED_ROWS)):
             for name in sorted(columns):
-                told = _ADDRESS.sub("", whole_text_of(columns[name][row]))  # which is another one in another process
-                digest.update(told.encode(errors="surrogatepass") + b"\0")
+                text = _ADDRESS.sub("", whole_text_of(columns[name][row]))  # which is another one in another process
+                digest.update(text.encode(errors="surrogatepass") + b"\0")
         return digest.hexdigest()[:16]
 
     @checked
@@ -154,7 +154,7 @@ class RowStream(ABC):
 
 def streams_of(algorithm: Any, prompts: RowStream) -> list[RowStream]:
     """Return the streams that a step takes from: its prompts', and those that the algorithm holds, e.g. ``SafeRLHF.ptx``."""
-    return [prompts, *(held for held in getattr(algorithm, "__dict__", {}).values() if isinstance(held, RowStream))]
+    return [prompts, *(stream for stream in getattr(algorithm, "__dict__", {}).values() if isinstance(stream, RowStream))]
 
 
 class StreamPlaces:
@@ -162,7 +162,7 @@ class StreamPlaces:
 
     def __init__(self) -> None:
         self._latest: dict[str, RowStream] = {}
-        """By fingerprint, the latest of those made alike."""
+        """The latest stream of each fingerprint: streams that were made alike share one."""
         self._all: weakref.WeakSet[RowStream] = weakref.WeakSet()
         self._waiting: dict[str, int] = {}
         """Places, by fingerprint, of streams that are not made yet."""
@@ -217,7 +217,7 @@ class StreamPlaces:
             stream.position = of_each.get(stream, positions.get(stream._fingerprint, 0))
 
 
-# Batches to learn from that nobody generates: demonstrations (``session.demonstrations``) and pairs (``session.pairs``).
+# -- batches to learn from that nobody generates: demonstrations (``session.demonstrations``) and pairs (``session.pairs``)
 #
 # =================================  =====================================================================================
 # what the data has                  what a batch has
@@ -234,8 +234,8 @@ class StreamPlaces:
 #                                    writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
 # =================================  =====================================================================================
 #
-# These are the formats of TRL's data sets; each text may be a conversation too. What tokens they become, with which end, is
-# :class:`hfsdk.core.texts.Texts`' to say.
+# These are the formats of TRL's data sets; each text may be a conversation too. :class:`hfsdk.core.texts.Texts` says what tokens
+# they become, and with which end.
 
 CONVERSATIONS = ("messages", "conversations")
 """Columns of whole conversations."""
@@ -265,7 +265,7 @@ class Asked:
     what: str
     """Names it in a refusal."""
     prompt: str | list[int] | Chat | None
-    """``None``: a text that is learned from its first token on."""
+    """The prompt; ``None`` for a text that is learned from its first token on."""
     response: str | list[int] | Message
     cut_back: bool = False
     """Whether nobody wrote the prompt, so that it may end before the token that its end and the response share."""
@@ -337,9 +337,9 @@ class _Examples(RowStream):
         """Put a prompt and an answer together, of which either may be a text, token ids, or messages.
 
         Args:
-            prompt: as it was read.
+            prompt: the prompt as it was read.
             answer: the same; messages may be the whole conversation.
-            row: of the data.
+            row: the row's number in the data.
             what: names the answer.
             of: names what both are of.
         """
@@ -356,35 +356,35 @@ class _Examples(RowStream):
     def _encoded(self, rows: Sequence[int]) -> list[list[Encoded]]:
         """Return the token ids of all examples of some rows."""
         examples = [self._asked(row) for row in rows]
-        questions = [(one, one.question()) for of_row in examples for one in of_row]
+        questions = [(example, example.question()) for of_row in examples for example in of_row]
         if self._tokenizer is not None:
             foresee(self._tokenizer, (question for _, question in questions if question is not None))
-        answers = iter([self._answered(one, question) for one, question in questions])
+        answers = iter([self._answered(example, question) for example, question in questions])
         return [self._in_common(of_row, [next(answers) for _ in of_row]) for of_row in examples]
 
-    def _answered(self, one: Asked, question: tuple[str, Any] | None) -> Encoded:
+    def _answered(self, example: Asked, question: tuple[str, Any] | None) -> Encoded:
         if question is None:
-            return self._ended(one, *one.encoded(None))
+            return self._ended(example, *example.encoded(None))
         if self._tokenizer is None:
             raise OptionError("texts need a tokenizer, which comes with a model; declare one first, e.g. session.actor(...)")
-        with naming(one.what):
-            return self._ended(one, *one.encoded(getattr(self._tokenizer, question[0])(question[1])))
+        with naming(example.what):
+            return self._ended(example, *example.encoded(getattr(self._tokenizer, question[0])(question[1])))
 
-    def _ended(self, one: Asked, prompt: list[int], response: list[int]) -> Encoded:
+    def _ended(self, example: Asked, prompt: list[int], response: list[int]) -> Encoded:
         """Put the end of a text behind token ids that have none; other responses have theirs."""
-        if self._tokenizer is None or not isinstance(one.response, list):
+        if self._tokenizer is None or not isinstance(example.response, list):
             return prompt, response
         if self._tokenizer.turn_ends(chats=False).behind(response) == response:
             return prompt, response
         return prompt, self._tokenizer.turn_ends(chats=True).behind(response)  # asks the template too, which is slow
 
     @staticmethod
-    def _in_common(asked: Sequence[Asked], found: list[Encoded]) -> list[Encoded]:
+    def _in_common(examples: Sequence[Asked], encoded: list[Encoded]) -> list[Encoded]:
         """Give examples whose prompt was cut out of them the same one."""
-        if not asked[0].cut_back:
-            return found
-        same = min(common_beginning(found[0][0], prompt) for prompt, _ in found)
-        return [(prompt[:same], prompt[same:] + response) for prompt, response in found]
+        if not examples[0].cut_back:
+            return encoded
+        same = min(common_beginning(encoded[0][0], prompt) for prompt, _ in encoded)
+        return [(prompt[:same], prompt[same:] + response) for prompt, response in encoded]
 
     def _checked(self, prompt: list[int], response: list[int], what: str) -> Encoded:
         if not prompt:
@@ -401,13 +401,13 @@ class _Examples(RowStream):
         return prompt, response
 
     def _batch(self, rows: Sequence[int], columns: dict[str, Any]) -> Batch:
-        names = [[one.what for one in self._asked(row)] for row in rows]
+        names = [[example.what for example in self._asked(row)] for row in rows]
         encoded = zip(names, self._encoded(rows), strict=True)
-        examples = [self._checked(*ids, what) for whats, found in encoded for what, ids in zip(whats, found, strict=True)]
+        examples = [self._checked(*ids, what) for whats, token_ids in encoded for what, ids in zip(whats, token_ids, strict=True)]
         tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(SEQUENCES)}
-        given = {**tokens, **columns}
-        lease = self._client.put(Table(given))
-        return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in given}, len(examples))
+        all_columns = {**tokens, **columns}
+        lease = self._client.put(Table(all_columns))
+        return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in all_columns}, len(examples))
 
     def _first_chat(self) -> bool:
         """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
@@ -418,7 +418,7 @@ class _Examples(RowStream):
         Raises:
             OptionError: the template does not take it.
         """
-        row = next((row for row in range(self.num_rows) if any(one.is_chat for one in self._asked(row))), None)
+        row = next((row for row in range(self.num_rows) if any(example.is_chat for example in self._asked(row))), None)
         if row is not None and self._tokenizer is not None:
             self._encoded([row])
         return row is not None
@@ -484,10 +484,10 @@ class Pairs(_Examples):
         missing = [name for name in ("chosen", "rejected") if name not in columns]
         if missing:
             raise ColumnError(f"pairs have the columns chosen and rejected (and prompt); the data has {', '.join(columns)}")
-        for one, other in (("chosen_", "rejected_"), ("rejected_", "chosen_")):
-            alone = [n for n in columns if n.startswith(one) and other + n.removeprefix(one) not in columns]
+        for side, other in (("chosen_", "rejected_"), ("rejected_", "chosen_")):
+            alone = [n for n in columns if n.startswith(side) and other + n.removeprefix(side) not in columns]
             if alone:
-                raise ColumnError(f"the data has a column {alone[0]} and no {other}{alone[0].removeprefix(one)}; give both")
+                raise ColumnError(f"the data has a column {alone[0]} and no {other}{alone[0].removeprefix(side)}; give both")
         others = columns.keys() - {*COLUMNS, "prompt", "chosen", "rejected"}
         for name in sorted(others):
             if f"chosen_{name}" in columns:
@@ -544,7 +544,7 @@ class Pairs(_Examples):
         if not common:
             raise OptionError(self._no_prompt(of, sides))
         rest = [cast("str | list[int]", side[len(common) :]) for side in sides]
-        return [Asked(of, common, one, cut_back=isinstance(common, str)) for one in rest]
+        return [Asked(of, common, response, cut_back=isinstance(common, str)) for response in rest]
 
     def _prompt(self, row: int, of: str) -> Side | None:
         """Return the prompt that the data has for a pair; ``None`` where both responses begin with it.
@@ -621,7 +621,7 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-# ``PromptStream``: batches of prompts in a fixed, repeatable order.
+# -- batches of prompts in a fixed, repeatable order
 #
 # The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its own
 # that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is asked;
@@ -720,7 +720,7 @@ class PromptStream(RowStream):
     def _foresee(self, rows: Sequence[int]) -> None:
         """Say which prompts will be encoded: a tokenizer elsewhere is then asked once."""
         if self._tokenizer is not None:
-            foresee(self._tokenizer, (asked for row in rows if (asked := self._asked(row)) is not None))
+            foresee(self._tokenizer, (question for row in rows if (question := self._asked(row)) is not None))
 
     def _asked(self, row: int) -> tuple[str, Any] | None:
         return question_of(
@@ -730,8 +730,8 @@ class PromptStream(RowStream):
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
-        asked = self._asked(row)
-        if asked is None:
+        question = self._asked(row)
+        if question is None:
             wrong = [t for t in prompt if not is_whole(t)]
             if wrong:
                 raise OptionError(f"prompt {row} of the data has {shown(wrong[0])} among its token ids; they are whole numbers")
@@ -740,7 +740,7 @@ class PromptStream(RowStream):
             raise OptionError("texts need a tokenizer, which comes with the actor's model; call session.actor(...) first")
         else:
             with naming(f"prompt {row} of the data"):
-                ids = getattr(self._tokenizer, asked[0])(asked[1])
+                ids = getattr(self._tokenizer, question[0])(question[1])
         if not ids:
             raise OptionError(f"prompt {row} of the data is empty; leave such rows out")
         if options.max_prompt_tokens is not None:

@@ -1,4 +1,4 @@
-"""What a session asks of a tokenizer, and the tokenizers of simulated sessions whose models have none."""
+"""The tokenizer as a session uses it, and the tokenizers of simulated sessions whose models have none."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Simulated:
 
 
 class StandInTokenizer(_Simulated):
-    """For simulated sessions of models without files: about four characters a token, ids by hash. Cannot decode."""
+    """A tokenizer for simulated sessions of models without files: about four characters a token, ids by hash. Cannot decode."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

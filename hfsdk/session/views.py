@@ -1,4 +1,4 @@
-"""What a session shows of itself, as plain data: ``LivePlacement``, ``Traces``, the session's card."""
+"""The views of a session, as plain data: ``LivePlacement``, ``Traces``, the session's card."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hfsdk.viz.frame import Picture
 
 
-# What the pictures of a step that may still be running share.
+# -- the step of a picture, which may still be running
 
 
 class LiveStep:
@@ -68,7 +68,7 @@ class LiveStep:
 
     @property
     def _steps_there(self) -> str:
-        """Which steps the session keeps, for messages."""
+        """The steps that the session keeps, as messages say them."""
         first: int = self._client.send(q.FirstStep())
         last: int = self._client.send(q.CurrentStep())
         return f"{f'step {last}' if first == last else f'steps {first} to {last}'} ([-1] is the last)"
@@ -85,7 +85,7 @@ class LiveStep:
 
 
 class LivePlacement:
-    """Who lives where, with planned and measured memory. In a notebook it draws itself, live while calls run."""
+    """The roles on their devices, with planned and measured memory. In a notebook it draws itself, live while calls run."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class LivePlacement:
 
     @cached_property
     def _planned(self) -> Mapping[int, DeviceMemory]:
-        """By device what each role holds there, frozen weights that several begin with once."""
+        """The bytes of each role by device; frozen weights that several begin with count once."""
         assert self.placement is not None
-        return {one.device: one for one in device_bytes(self._placed.values(), self.placement, self._cluster)}
+        return {memory.device: memory for memory in device_bytes(self._placed.values(), self.placement, self._cluster)}
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row per role and device: role, pool, device, rank, coordinates, replica, and the bytes of the view."""
@@ -154,20 +154,20 @@ class LivePlacement:
     def _statuses(self) -> Sequence[DeviceStatus]:
         if self._client.closed or self._predicted:  # a simulated device measures nothing
             return ()
-        found: Sequence[DeviceStatus] = self._client.send(q.Devices())
-        return found
+        statuses: Sequence[DeviceStatus] = self._client.send(q.Devices())
+        return statuses
 
     def _role(self, role: RoleSpec, states: Mapping[str, tuple[str, int]], measured: Mapping[int, DeviceStatus]) -> dict[str, Any]:
         state, updates = states.get(
             role.name, ("closed" if self._client.closed else "declared", -1 if role.shadow_of else 0)
         )  # fmt: skip
-        known = updates >= 0 and role.shadow_of in states
+        is_synced = updates >= 0 and role.shadow_of in states
         data: dict[str, Any] = {
             "name": role.name, "kind": f"shadow of {role.shadow_of}" if role.shadow_of else role.kind,
             "model": str(role.model), "lora": str(role.lora or ""), "dtype": role.dtype, "pool": self._pool(role),
             "train": str(role.train) if role.train else None, "rollout": str(role.rollout) if role.rollout else None,
             "state": state, "shadow_of": role.shadow_of, "updates": updates if updates >= 0 else None,
-            "behind": states[role.shadow_of][1] - updates if known else None,
+            "behind": states[role.shadow_of][1] - updates if is_synced else None,
             "elsewhere": {SHADOWED[_ending(s)].name: s.name for s in self._placed.values() if s.shadow_of == role.name},
             "shards": self._shards(role, measured) if self._pool(role) else [],
         }  # fmt: skip
@@ -247,7 +247,7 @@ class LiveTrace(LiveStep):
 
     @property
     def calls(self) -> Trace:
-        """Only the call spans."""
+        """The call spans alone."""
         return self.snapshot().calls
 
     @property
@@ -331,8 +331,8 @@ class Traces(LiveTrace):
             first: int = self._client.send(q.FirstStep())
             numbers = range(last + 1)[step]
             if not numbers:
-                asked = ":".join("" if part is None else str(part) for part in (step.start, step.stop))
-                raise OptionError(f"[{asked}] has no step; the session has {self._steps_there}")
+                key = ":".join("" if part is None else str(part) for part in (step.start, step.stop))
+                raise OptionError(f"[{key}] has no step; the session has {self._steps_there}")
             if step.start is None and step.step is None:
                 numbers = range(max(first, numbers.start), numbers.stop)
             spans = [s for number in numbers for s in LiveTrace(self._client, number).spans]
@@ -349,11 +349,11 @@ def session_view(
     name: str, kind: str, cluster: ClusterSpec, client: ControllerClient, book: RoleBook, messages: Sequence[str]
 ) -> dict[str, Any]:
     """Return the session's card as plain data."""
-    known: Mapping[str, tuple[RoleSpec, str, int]] = client.send(q.Roles())
+    known_roles: Mapping[str, tuple[RoleSpec, str, int]] = client.send(q.Roles())
     roles = []
     for handle in book:
         role = handle.role
-        _, state, updates = known.get(role.name, (role, "declared", 0))
+        _, state, updates = known_roles.get(role.name, (role, "declared", 0))
         function = f"{role.function.name}@{role.function.version}" if role.function else ""
         roles.append({
             "name": role.name, "kind": role.kind, "model": _model(role) if role.model else f"function {function}",
@@ -378,8 +378,8 @@ def _weights(role: Mapping[str, Any]) -> str:
 
 def _base(shards: Sequence[Mapping[str, Any]]) -> str:
     """Say with which roles another has its frozen weights, which are on a device once."""
-    held = dict.fromkeys(name for s in shards for name in ([s["base_with"]] if s["base_with"] else s["base_for"]))
-    return f"base shared with {', '.join(held)}" if held else ""
+    sharers = dict.fromkeys(name for s in shards for name in ([s["base_with"]] if s["base_with"] else s["base_for"]))
+    return f"base shared with {', '.join(sharers)}" if sharers else ""
 
 
 def _model(role: RoleSpec) -> str:
@@ -403,8 +403,8 @@ def _ending(shadow: RoleSpec) -> str:
 
 
 def _role_states(client: ControllerClient) -> dict[str, tuple[str, int]]:
-    known = client.send(q.Roles()).items()
-    return {name: ("closed" if client.closed else state, updates) for name, (_, state, updates) in known}
+    roles = client.send(q.Roles()).items()
+    return {name: ("closed" if client.closed else state, updates) for name, (_, state, updates) in roles}
 
 
 def _numbers(word: str, numbers: Sequence[int]) -> str:
@@ -437,7 +437,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.2f} MB" if 0 < num_bytes < 5e6 else f"{num_bytes / 1e9:.2f} GB"
 
 
-# ``session.dataflow``: the calls of a step and what flows between them, growing while they run.
+# -- ``session.dataflow``: the calls of a step and what flows between them, growing while they run
 
 
 class LiveDataflow(LiveStep):
@@ -471,7 +471,7 @@ class LiveDataflow(LiveStep):
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """What flows between them."""
+        """The columns that flow from call to call."""
         return self.snapshot().edges
 
     @checked
@@ -539,12 +539,12 @@ class Dataflows(LiveDataflow):
         return live
 
 
-# ``session.memory``: what every device holds through one step, as planned and as measured.
+# -- ``session.memory``: the bytes on every device through one step, planned and measured
 
 PARTS = ("weights", "gradients", "optimizer", "rollout", "kv_cache")
-"""What a worker's tensors are for; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
+"""The uses of a worker's tensors; ``rollout`` is the generating engine's copy, beyond the trainer's weights."""
 ASLEEP = "asleep_bytes"
-"""Of a rollout that sleeps: its weights and cache, which are not there, and are counted in nothing else."""
+"""The bytes of a rollout that sleeps: its weights and cache, which are not there, and are counted in nothing else."""
 GAUGES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 """Resident in host memory; torch's tensors on a GPU; what torch holds of the GPU."""
 
@@ -573,7 +573,7 @@ class MemoryUse:
                 spans.setdefault(span.device, []).append((row, span))
         return {
             "title": self._title, "duration_s": self.trace.duration_s, "predicted": self._predicted,
-            "devices": [self._device(number, mine) for number, mine in sorted(spans.items())],
+            "devices": [self._device(number, of_device) for number, of_device in sorted(spans.items())],
         }  # fmt: skip
 
     def to_pandas(self) -> pd.DataFrame:
@@ -652,7 +652,7 @@ def _planned(estimate: DeviceMemory) -> Mapping[str, int]:
     return {**parts, "working": max(0, estimate.asked - sum(parts.values())), "asked": estimate.asked}
 
 
-# ``BatchRegistry``: the batches of a session that the user can come back to, by name or number.
+# -- the batches that the user can come back to, by name or number
 
 
 class BatchRegistry(Mapping[str, Batch]):
@@ -694,13 +694,13 @@ class BatchRegistry(Mapping[str, Batch]):
         Raises:
             OptionError: there is none.
         """
-        known = self._all()
-        if isinstance(key, str) and key in known:
-            return known[key]
-        for batch in known.values():
+        batches = self._all()
+        if isinstance(key, str) and key in batches:
+            return batches[key]
+        for batch in batches.values():
             if type(key) is int and number_of(batch) == key:
                 return batch
-        there = ", ".join(f"{name!r} ({number_of(batch)})" for name, batch in known.items()) or "none"
+        there = ", ".join(f"{name!r} ({number_of(batch)})" for name, batch in batches.items()) or "none"
         raise OptionError(f"there is no batch {shown(key)}; the session has {there}")
 
     def __iter__(self) -> Iterator[str]:

@@ -84,7 +84,7 @@ class WhatIf:
     kept_as = ""
     """The name of its session where that is kept."""
     curve: Curve | None
-    """Over what was dragged last."""
+    """The curve over the slider that was dragged last."""
 
     # -- asking
 
@@ -106,9 +106,9 @@ class WhatIf:
         Args:
             devices: over all nodes: part of a node, or whole ones.
             device: a preset's name, e.g. ``"H100"``, or ``"as declared"``.
-            price_per_device_hour: in any currency.
-            prompts: of one step.
-            prompt_tokens: of every prompt.
+            price_per_device_hour: the price in any currency.
+            prompts: the number of prompts of one step.
+            prompt_tokens: the length of every prompt.
             response_tokens: most of a response.
             placement: a preset's name, e.g. ``"split"``, or ``"auto"``.
             layouts: by role, or role and ``" rollout"``, e.g. ``{"actor": "tp8 pp2", "actor rollout": "tp4"}``, or ``"auto"``.
@@ -119,11 +119,11 @@ class WhatIf:
             LayoutError: a fixed layout does not fit its model.
             PlacementError: the placement does not fit the roles or devices.
         """
-        given = {
+        arguments = {
             "devices": devices, "device": device, "price_per_device_hour": price_per_device_hour, "prompts": prompts,
             "prompt_tokens": prompt_tokens, "response_tokens": response_tokens, "placement": placement,
         }  # fmt: skip
-        changes = {name: value for name, value in given.items() if value is not None}
+        changes = {name: value for name, value in arguments.items() if value is not None}
         with self._lock:
             question = self._changed(self.question, {**changes, **flat(layouts or {})})
             plan = self._find(question)
@@ -136,7 +136,7 @@ class WhatIf:
         """Change what is asked for, as the picture's sliders do; where that has no plan, ``error`` says why and the plan stays.
 
         Args:
-            changes: as in :meth:`set`, layouts as ``{"layout of actor": "tp8"}``.
+            changes: the same as in :meth:`set`, layouts as ``{"layout of actor": "tp8"}``.
         """
         with self._lock:
             started = time.perf_counter()
@@ -153,7 +153,7 @@ class WhatIf:
 
         Args:
             name: ``"devices"``, ``"prompts"``, ``"prompt_tokens"``, ``"response_tokens"`` or ``"price_per_device_hour"``.
-            values: by default a dozen of the slider's.
+            values: the values on the slider; by default a dozen of the slider's.
 
         Returns:
             One row per value, indexed by it: seconds, cost_per_step, plan, error.
@@ -230,13 +230,13 @@ class WhatIf:
 
     def _point(self, question: Question, value: float) -> Point:
         with self._lock:
-            taken = self.seconds_taken
+            seconds = self.seconds_taken
             if question not in self._points:
                 try:
                     self._find(question)
                 except HfsdkError as error:
                     self._points[question] = Point(0.0, None, None, "", str(error).splitlines()[0])
-            self.seconds_taken = taken
+            self.seconds_taken = seconds
             return replace(self._points[question], value=float(value))
 
     def _cluster_of(self, question: Question) -> ClusterSpec:
@@ -283,8 +283,8 @@ class WhatIf:
                     raise OptionError(f"devices are at most {MOST_DEVICES:,}; got {value:,}")
                 fields[name] = int(value)
             else:
-                known = ", ".join((*LABELS, "device", "placement", "layouts"))
-                raise OptionError(f"there is nothing called {shown(name)} to set; there are {known}")
+                settings = ", ".join((*LABELS, "device", "placement", "layouts"))
+                raise OptionError(f"there is nothing called {shown(name)} to set; there are {settings}")
         changed = replace(question, **fields, layouts=tuple(sorted((n, x) for n, x in layouts.items() if x != AUTO)))
         self._check(changed)
         return changed
@@ -308,11 +308,11 @@ class WhatIf:
                 f"models have {self._max_tokens} positions"
             )
 
-    def _one_of(self, name: str, value: Any, known: Sequence[str]) -> str:
-        if value not in known:
-            near = get_close_matches(str(value), known, n=1)
+    def _one_of(self, name: str, value: Any, choices: Sequence[str]) -> str:
+        if value not in choices:
+            near = get_close_matches(str(value), choices, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise OptionError(f"{name} is one of {', '.join(map(repr, known))}; got {shown(value)}.{hint}")
+            raise OptionError(f"{name} is one of {', '.join(map(repr, choices))}; got {shown(value)}.{hint}")
         return str(value)
 
     def _layout(self, name: str, value: Any) -> str:
@@ -375,8 +375,8 @@ class WhatIf:
                 {"name": "placement", "label": "placement", "options": [AUTO, *PRESETS], "value": question.placement},
             ]
             for name in self._layout_names:
-                known = ROLLOUTS if name.endswith(" rollout") else LAYOUTS
-                options = dict.fromkeys([*known, layouts.get(name, AUTO)])
+                presets = ROLLOUTS if name.endswith(" rollout") else LAYOUTS
+                options = dict.fromkeys([*presets, layouts.get(name, AUTO)])
                 menus.append({"name": LAYOUT_OF + name, "label": LAYOUT_OF + name, "options": list(options),
                               "value": layouts.get(name, AUTO)})  # fmt: skip
             shown = curve if curve is not None and self._belongs(curve) else None
@@ -403,9 +403,9 @@ class WhatIf:
         show_what_if(self)
 
     def __repr__(self) -> str:
-        asked = asdict(self.question)
+        values = asdict(self.question)
         layouts = ", ".join(f"{name} {text}" for name, text in self.question.layouts)
-        words = ", ".join(f"{name}={value}" for name, value in asked.items() if name != "layouts")
+        words = ", ".join(f"{name}={value}" for name, value in values.items() if name != "layouts")
         head = f"WhatIf({words}{f', layouts: {layouts}' if layouts else ''})"
         return "\n".join([head, repr(self.plan), *([self.error] if self.error else [])])
 
@@ -415,7 +415,7 @@ def _grouping(plan: Plan) -> str:
     return plan.best.preset or re.sub(r" \(\d+\)", "", plan.best.title)
 
 
-# What a what-if asks and what comes back: ``Question``, ``Point``, ``Curve``, and the values that its sliders and menus offer.
+# -- questions and answers: ``Question``, ``Point``, ``Curve``, and the values that the sliders and menus offer
 
 AUTO = "auto"
 AS_DECLARED = "as declared"
@@ -429,17 +429,17 @@ LABELS = {
     "devices": ("devices", ""), "prompts": ("prompts a step", ""), "prompt_tokens": ("prompt length", "tokens"),
     "response_tokens": ("response length", "tokens"), "price_per_device_hour": ("price a device-hour", ""),
 }  # fmt: skip
-"""What can be slid -> its words and its unit."""
+"""The label and the unit of every slider."""
 LAYOUTS = (AUTO, "tp1", "tp2", "tp4", "tp8", "tp1 pp2", "tp2 pp2", "tp4 pp2", "tp8 pp2", "tp4 pp4", "tp8 pp4", "tp8 pp8")
 ROLLOUTS = (AUTO, "tp1", "tp2", "tp4", "tp8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of the planner: a cluster, a workload, and what of the plan is fixed."""
+    """A question to the planner: a cluster, a workload, and what of the plan is fixed."""
 
     devices: int
-    """Over all nodes."""
+    """The number of devices over all nodes."""
     device: str
     """A preset's name, or ``"as declared"``."""
     price_per_device_hour: float
@@ -459,13 +459,13 @@ class Point:
     seconds: float | None
     cost_per_step: float | None
     plan: str
-    """Who shares devices with whom; empty where nothing fits."""
+    """The groups of roles that share devices; empty where nothing fits."""
     error: str = ""
 
 
 @dataclass
 class Curve:
-    """What a step takes over one of the sliders, the others as they are."""
+    """The seconds of a step over one of the sliders, the others as they are."""
 
     name: str
     others: Question
@@ -475,7 +475,7 @@ class Curve:
 
 
 LAYOUT_OF = "layout of "
-"""Before a role's name, what a question's layouts are called where they are changed."""
+"""The prefix before a role's name under which a question's layouts are changed."""
 
 
 def flat(layouts: Mapping[str, str]) -> dict[str, str]:

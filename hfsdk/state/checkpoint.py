@@ -79,7 +79,7 @@ class Saving(Awaited):
     """A save under way: the state is that of the moment ``save`` was called, whatever is trained meanwhile.
 
     Attributes:
-        folder: where it goes; until it is complete, the folder holds the save before it.
+        folder: the folder that is saved to; until it is complete, the folder holds the save before it.
     """
 
     def __init__(self, session: Saveable, folder: str | Path, keep: int) -> None:
@@ -95,7 +95,7 @@ class Saving(Awaited):
         self._calls: list[int] = []
         self._lock = lock_of(self.folder)
         self._names: list[str] = []
-        """Of folders that are not a save yet, or no longer: what a save after a kill may remove."""
+        """Names of folders that are not a save yet, or no longer: what a save after a kill may remove."""
         self._in_doubt = False
         """Whether a store was given the new index and has not answered: the next save sees which one is there."""
 
@@ -122,7 +122,7 @@ class Saving(Awaited):
         self._names = [*self._names, self._building.name, self._state.name]
         self._lock.note(self._names)
         self._building.mkdir()
-        self._kept = json.loads(json.dumps(self._session.to_save(), default=_plain))
+        self._session_state = json.loads(json.dumps(self._session.to_save(), default=_plain))
         _submit(self._session, self._trained, SAVE_STATE, Folder(folder=str(self._building)), self._calls)
 
     def _read_index(self) -> Index:
@@ -143,7 +143,7 @@ class Saving(Awaited):
             CheckpointError: there are some.
         """
         if self._session.context.simulated:
-            real = [one.state for one in self._index.saves if self._index.read(one).has_weights]
+            real = [listed.state for listed in self._index.saves if self._index.read(listed).has_weights]
             if real:
                 raise CheckpointError(
                     f"cannot save to {self.folder}: {real[-1]} there has weights, and a simulated session has none to put in "
@@ -243,13 +243,13 @@ class Saving(Awaited):
         for handle in self._trained:
             while (written := client.send(m.Saved(handle.name))) is None:
                 time.sleep(POLL_S)
-            files |= {f"{handle.name}/{name}": found for name, found in written.items()}
+            files |= {f"{handle.name}/{name}": file_sum for name, file_sum in written.items()}
         for name in files_in(self._building):  # of a simulated session, which counts none
             if name not in files:
                 files[name] = FileSum.of(self._building / name)
         updates = {name: _updates(result) for name, result in results.items()}
         roles = {h.name: {**identity(h), "num_updates": updates[h.name]} for h in self._trained}
-        content = save_bytes(files, roles, self._kept)
+        content = save_bytes(files, roles, self._session_state)
         older = self._older()
         total = FileSum(len(content), zlib.crc32(content))
         listed = Listed(self._state.name, total)
@@ -260,7 +260,7 @@ class Saving(Awaited):
             self._building.rename(self._state)
         else:
             check_files(self._building, {**files, SAVE: total}, parts=())  # that all nodes wrote into this store
-        self._names = [*self._names, *(one.state for one in self._index.saves if one not in older)]
+        self._names = [*self._names, *(each.state for each in self._index.saves if each not in older)]
         self._lock.note(self._names)  # what the index names is kept all the same: it says until then that they are needed
         if isinstance(self._state, Path):
             os.replace(self._state / INDEX, self.folder / INDEX)
@@ -274,15 +274,19 @@ class Saving(Awaited):
 
     def _older(self) -> list[Listed]:
         """Return the saves that stay beside this one; one of format 2 gets a ``save.json`` of its own."""
-        kept = [one for one in self._index.saves if (self.folder / one.state).is_dir()][1 - self._keep :] if self._keep > 1 else []
+        older = (
+            [listed for listed in self._index.saves if (self.folder / listed.state).is_dir()][1 - self._keep :]
+            if self._keep > 1
+            else []
+        )
         if self._index.old is None:
-            return kept
+            return older
         saves = []
-        for one in kept:
-            save = self._index.read(one)
+        for listed in older:
+            save = self._index.read(listed)
             content = save_bytes(save.files, save.roles, save.session)
             write_file(save.folder / SAVE, content)
-            saves.append(Listed(one.state, FileSum(len(content), zlib.crc32(content))))
+            saves.append(Listed(listed.state, FileSum(len(content), zlib.crc32(content))))
         return saves
 
     def _remove_what_is_left(self) -> None:
@@ -290,7 +294,7 @@ class Saving(Awaited):
         if self._in_doubt:
             return
         with contextlib.suppress(CheckpointError, OSError):
-            named = {one.state for one in read_index(self.folder).saves} if (self.folder / INDEX).exists() else set()
+            named = {listed.state for listed in read_index(self.folder).saves} if (self.folder / INDEX).exists() else set()
             for name in self._names:
                 path = self.folder / name
                 if name in named or path.is_symlink():
@@ -324,7 +328,7 @@ class Saving(Awaited):
 
         Raises:
             TimeoutError: not complete after ``timeout`` seconds; it goes on.
-            HfsdkError: what it failed with; the folder holds the save before it.
+            HfsdkError: the error that it failed with; the folder holds the save before it.
         """
         if not self._over.wait(timeout):
             raise TimeoutError(f"the save to {self.folder} is not complete after {timeout:g} s; it goes on. Wait again.")
@@ -343,7 +347,7 @@ class Saving(Awaited):
 
 
 _PASSING = (Saving._begin.__code__, Saving._complete.__code__, ControllerClient.settle.__code__)
-"""Where a Ctrl-C ends a save: what these had begun is undone, and that is not interrupted."""
+"""Functions in which a Ctrl-C ends a save: what they had begun is undone, and that is not interrupted."""
 
 
 def load_session(session: Saveable, folder: str | Path) -> None:
@@ -397,12 +401,12 @@ def _checked_save(session: Saveable, root: AnyPath, state: str, trained: Sequenc
 def _others(index: Index, damaged: Listed) -> str:
     """Name the other saves whose files are there."""
     states = []
-    for one in index.saves:
-        if one != damaged:
+    for listed in index.saves:
+        if listed != damaged:
             with contextlib.suppress(CheckpointError):
-                save = index.read(one)
+                save = index.read(listed)
                 check_files(save.folder, save.files, parts=())
-                states.append(one.state)
+                states.append(listed.state)
     if not states:
         return ""
     return f" Other complete saves there: {', '.join(states)}; session.load({str(index.root / states[-1])!r}) loads that one."
@@ -451,11 +455,11 @@ def _updates(result: Any) -> int:
     return int(result.get("num_updates", 0)) if isinstance(result, Mapping) else 0
 
 
-# Which roles a checkpoint is of: what of them must agree with the session's.
+# -- the roles of a checkpoint, and the facts of them that must agree with the session's
 
 
 def identity(handle: ModelHandle) -> dict[str, Any]:
-    """What must agree between a checkpoint and the role it is loaded into."""
+    """Return the facts that must agree between a checkpoint and the role it is loaded into."""
     role = handle.role
     assert role.model is not None
     model = {k: v for k, v in asdict(role.model).items() if k != "name" and v is not None}  # older saves lack newer fields
@@ -471,16 +475,16 @@ def check_roles(root: AnyPath, saved: Mapping[str, Any], trained: Sequence[Model
     Raises:
         CheckpointError: names what differs, and what to do.
     """
-    mine = {h.name: identity(h) for h in trained}
-    missing = [name for name in saved if name not in mine]
+    own = {h.name: identity(h) for h in trained}
+    missing = [name for name in saved if name not in own]
     if missing:
         names = ", ".join(missing)
         raise CheckpointError(f"the checkpoint in {root} has {names}, which the session does not; declare {missing[0]} first")
-    extra = [name for name in mine if name not in saved]
+    extra = [name for name in own if name not in saved]
     if extra:
         names = f"{', '.join(extra)}; it has {', '.join(saved)}"
         raise CheckpointError(f"the checkpoint in {root} has no {names}. Release {extra[0]} first.")
-    for name, role in mine.items():
+    for name, role in own.items():
         for key, words in (("kind", "kind"), ("model", "model"), ("dtype", "dtype"), ("lora", "LoRA")):
             if _as_json(saved[name].get(key)) != _as_json(role[key]):
                 old = saved[name]["name"] if key == "model" else saved[name].get(key)
@@ -498,23 +502,23 @@ def _as_json(value: Any) -> Any:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    found = [f"{k} {old.get(k)} -> {new.get(k)}" for k in new if old.get(k) != new.get(k)]
-    return f" ({', '.join(found)})"
+    differences = [f"{k} {old.get(k)} -> {new.get(k)}" for k in new if old.get(k) != new.get(k)]
+    return f" ({', '.join(differences)})"
 
 
-# ``Saveable``: what of a session a checkpoint keeps, and takes the place of when it is loaded.
+# -- the part of a session that a checkpoint keeps, and takes the place of when it is loaded
 
 
 @dataclass(eq=False)
 class Saveable:
-    """What of a session is saved and loaded, and who it belongs to."""
+    """The part of a session that is saved and loaded, and the turns of those who save it."""
 
     context: Context
     deployment: Deployment
     places: StreamPlaces
     log: HistoryLog
     turns: Turns = field(default_factory=Turns)
-    """Of the threads that save this session."""
+    """The turns of the threads that save this session."""
 
     def trained(self) -> list[ModelHandle]:
         """Return the roles whose weights are saved."""
@@ -534,10 +538,10 @@ class Saveable:
         self.places.take(saved["positions"])
 
 
-# Whether what is to be saved will fit: told before anything is written.
+# -- whether a save will fit: said before anything is written
 
 SPARE_BYTES = 1 << 20
-"""What a save takes beside the numbers: indexes of files, the history."""
+"""The bytes of a save beside the numbers: indexes of files, the history."""
 
 
 def check_space(session: Saveable, folder: AnyPath, num_saves: int, keep: int) -> None:

@@ -1,4 +1,4 @@
-"""What a folder of saves says of itself: read and checked as a whole before anything is believed.
+"""The index of a folder of saves: read and checked as a whole before anything is believed.
 
 ::
 
@@ -50,13 +50,13 @@ BEST = "best"
 """Name of the folder, in a run's, of its best save."""
 
 MOST_PARTS = 1 << 26
-"""Of an index: what a history of 100,000 steps has, many times over."""
+"""The number of values in an index: many times those of a history of 100,000 steps."""
 
-_told: set[AnyPath] = set()
-"""Unfinished saves that were told of."""
+_reported: set[AnyPath] = set()
+"""Unfinished saves of which a notice was given."""
 
 MOST = 2**62
-"""Of a counter or a place in a stream."""
+"""The largest counter or place in a stream."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Listed:
     state: str
     """Name of its folder."""
     sum: FileSum | None
-    """Of its ``save.json``; ``None`` in format 2."""
+    """The size and checksum of its ``save.json``; ``None`` in format 2."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def folder_of(folder: Any, what: str) -> AnyPath:
 
 def split(folder: AnyPath) -> tuple[AnyPath, str]:
     """Return the folder of saves and the save in it that a path means: ``"runs/a/state-2"``, or ``"runs/a"`` for the last."""
-    one = STATE.fullmatch(folder.name) and (folder.parent / INDEX).is_file() and not (folder / INDEX).is_file()
-    return (folder.parent, folder.name) if one else (folder, "")
+    is_save = STATE.fullmatch(folder.name) and (folder.parent / INDEX).is_file() and not (folder / INDEX).is_file()
+    return (folder.parent, folder.name) if is_save else (folder, "")
 
 
 def read_index(root: AnyPath) -> Index:
@@ -175,7 +175,7 @@ def read_index(root: AnyPath) -> Index:
             _need(isinstance(save, list) and len(save) == 3 and _is_state(save[0]), "a save", "['state-1', bytes, checksum]")
             _need(_is_count(save[1]) and _is_count(save[2]), "a save", "['state-1', bytes, checksum]")
             listed.append(Listed(save[0], FileSum(save[1], save[2])))
-        _need(len({one.state for one in listed}) == len(listed), "saves", "each named once")
+        _need(len({each.state for each in listed}) == len(listed), "saves", "each named once")
         return Index(root, tuple(listed))
 
 
@@ -185,7 +185,7 @@ def save_bytes(files: Mapping[str, FileSum], roles: Mapping[str, Any], session: 
     Raises:
         CheckpointError: it could not be.
     """
-    noted = {name: [found.num_bytes, found.crc32] for name, found in files.items()}
+    noted = {name: [file_sum.num_bytes, file_sum.crc32] for name, file_sum in files.items()}
     content = {"format": FORMAT, "files": noted, "roles": roles, "session": session}
     try:
         _save(Path(), Path(SAVE), content)
@@ -204,7 +204,7 @@ def save_bytes(files: Mapping[str, FileSum], roles: Mapping[str, Any], session: 
 
 def index_bytes(saves: Iterable[Listed]) -> bytes:
     """Return the content of a ``session.json``."""
-    noted = [[one.state, one.sum.num_bytes, one.sum.crc32] for one in saves if one.sum is not None]
+    noted = [[save.state, save.sum.num_bytes, save.sum.crc32] for save in saves if save.sum is not None]
     return json.dumps({"format": FORMAT, "saves": noted}, indent=1).encode()
 
 
@@ -313,16 +313,16 @@ def _check_branches(branches: Any, num_rows: int) -> set[str]:
         _need(_is_count(branch[3]) and branch[3] <= num_rows, "a branch", form)
         parents[branch[0]] = branch[1]
     _need(len(branches) == len({branch[0] for branch in branches}), "session.branches", "each named once")
-    known = {""}
+    rooted = {""}
     for name in parents:
         line = []
-        while name not in known:
+        while name not in rooted:
             _need(name in parents, "a branch's parent", "a branch")
             _need(name not in line, "session.branches", "without cycles")
             line.append(name)
             name = parents[name]
-        known.update(line)
-    return known - {""}
+        rooted.update(line)
+    return rooted - {""}
 
 
 def _check_row(row: Mapping[str, Any], branches: set[str]) -> None:
@@ -346,8 +346,8 @@ def files_in(folder: AnyPath) -> list[str]:
 
 def states_in(root: AnyPath) -> Sequence[int]:
     """Return the numbers of all folders that look like saves, complete or not, ours or not."""
-    found = (STATE.match(path.name) for path in root.iterdir())
-    return [int(match[1]) for match in found if match]
+    matches = (STATE.match(path.name) for path in root.iterdir())
+    return [int(match[1]) for match in matches if match]
 
 
 def new_state(root: AnyPath, number: int) -> tuple[AnyPath, AnyPath]:
@@ -362,9 +362,11 @@ def tell_of_unfinished(index: Index, ours: Collection[str], notice: Callable[[st
     """Say of a store, once, what is there of saves that no index names: nobody knows whether they are still being written."""
     if not isinstance(index.root, StorePath):
         return
-    named = {*ours, *(one.state for one in index.saves)}
-    left = [path for path in index.root.iterdir() if STATE.fullmatch(path.name) and path.name not in named and path not in _told]
-    _told.update(left)
+    named = {*ours, *(save.state for save in index.saves)}
+    left = [
+        path for path in index.root.iterdir() if STATE.fullmatch(path.name) and path.name not in named and path not in _reported
+    ]
+    _reported.update(left)
     if left:
         notice(
             f"{index.root} has objects of unfinished saves, {', '.join(path.name for path in left)}: another process saves there "

@@ -29,7 +29,7 @@ from hfsdk.core.store import AnyPath, StorePath
 LOCK = ".hfsdk-saving"
 
 OURS = re.compile(r"state-[0-9]{1,18}(-[0-9a-f]{8}|\.partial)?")
-"""What a save may remove where the lock's file names it."""
+"""Names of folders that a save may remove where the lock's file names them."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Answers of a file system that knows no locks: threads take turns there all the same."""
@@ -40,7 +40,7 @@ LOOK_S = 0.01
 
 
 class Turns:
-    """Who comes first is served first; a turn may end on another thread than it began on.
+    """Turns: first come, first served; a turn may end on another thread than it began on.
 
     Without a lock: a Ctrl-C in the moment in which a ``with`` ends would leave it taken for ever. A deque's own methods are atomic.
     """
@@ -61,14 +61,14 @@ class Turns:
 
 
 _turns: dict[str, Turns] = {}
-"""Of the sessions of this process, by folder."""
+"""The turns at each folder, of the sessions of this process."""
 
 
 class FolderLock:
     """A lock that is held while a folder is saved to, so that other processes are refused.
 
     Attributes:
-        left: what a process that was killed had not finished, or not yet removed.
+        left: the folders that a killed process had not finished, or not yet removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,7 +76,7 @@ class FolderLock:
         self._file = folder / LOCK
         self._turns = _turns.setdefault(str(folder), Turns())
         self._fd = -1
-        self._held = False
+        self._locked = False
         self.left: list[str] = []
 
     def acquire(self) -> None:
@@ -89,14 +89,14 @@ class FolderLock:
             OSError: it cannot be written.
         """
         self._turns.take(self)
-        while not self._held:
+        while not self._locked:
             self._fd = os.open(self._file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             if not _lock(self._fd):
                 folder = self._file.parent
                 raise CheckpointError(f"another process{_owner(self._fd)} is saving to {folder}; wait for it, or save elsewhere")
             with contextlib.suppress(FileNotFoundError):
-                self._held = os.fstat(self._fd).st_ino == self._file.stat().st_ino
-            if not self._held:  # who held it has removed it in between: once more with the new file
+                self._locked = os.fstat(self._fd).st_ino == self._file.stat().st_ino
+            if not self._locked:  # who held it has removed it in between: once more with the new file
                 self._close()
         self.left = _left_in(self._fd)
 
@@ -118,11 +118,11 @@ class FolderLock:
             keep: leave the file with its note: something it names could not be removed.
         """
         with contextlib.suppress(OSError):
-            if self._held and not keep:
+            if self._locked and not keep:
                 if sys.platform == "win32":  # where what is open cannot be removed, not even by who locks it next
                     self._close()
                 self._file.unlink()
-        self._held = False
+        self._locked = False
         self._close()
         self._turns.give(self)
 
@@ -134,7 +134,7 @@ class FolderLock:
 
 
 _left: dict[str, list[str]] = {}
-"""What this process could not remove from a store, by address."""
+"""The names that this process could not remove from a store, by address."""
 
 
 class StoreTurn:
@@ -143,13 +143,13 @@ class StoreTurn:
     def __init__(self, folder: StorePath) -> None:
         self._folder = str(folder)
         self._turns = _turns.setdefault(self._folder, Turns())
-        self._held = False
+        self._locked = False
         self.left: list[str] = []
 
     def acquire(self) -> None:
         """Wait for the threads that came before."""
         self._turns.take(self)
-        self._held, self.left = True, _left.get(self._folder, [])
+        self._locked, self.left = True, _left.get(self._folder, [])
 
     def note(self, left: Iterable[str]) -> None:
         """Remember what the next save may remove."""
@@ -157,9 +157,9 @@ class StoreTurn:
 
     def release(self, *, keep: bool = False) -> None:
         """Let the next one in; ``keep``: something could not be removed."""
-        if self._held and not keep:
+        if self._locked and not keep:
             _left.pop(self._folder, None)
-        self._held = False
+        self._locked = False
         self._turns.give(self)
 
 
@@ -187,18 +187,18 @@ def _lock(fd: int) -> bool:
 def _content(fd: int) -> dict[str, Any]:
     try:
         os.lseek(fd, 0, os.SEEK_SET)
-        found = json.loads(os.read(fd, 1 << 16) or b"{}")
+        content = json.loads(os.read(fd, 1 << 16) or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _owner(fd: int) -> str:
-    found = _content(fd)
-    pid, host = found.get("pid"), found.get("host")
+    content = _content(fd)
+    pid, host = content.get("pid"), content.get("host")
     return f" ({pid} on {str(host)[:100]})" if isinstance(pid, int) else ""
 
 
 def _left_in(fd: int) -> list[str]:
-    found = _content(fd).get("left")
-    return [name for name in found if isinstance(name, str) and OURS.fullmatch(name)] if isinstance(found, list) else []
+    names = _content(fd).get("left")
+    return [name for name in names if isinstance(name, str) and OURS.fullmatch(name)] if isinstance(names, list) else []

@@ -70,6 +70,6 @@ class Saves:
         self._pending.settle()
         load_session(self._session, folder)
         root, _ = split(folder_of(folder, "a checkpoint"))
-        for one in (root, root / BEST):  # its run goes on, with the best there was
+        for folder_of_saves in (root, root / BEST):  # its run goes on, with the best there was
             with suppress(CheckpointError):  # of a store that went away: all is loaded
-                is_ours(one / INDEX)
+                is_ours(folder_of_saves / INDEX)

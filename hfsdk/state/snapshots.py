@@ -51,7 +51,7 @@ class Snapshots:
         context.find_snapshot = self.find
         self._own_places: weakref.WeakKeyDictionary[Snapshot, weakref.WeakKeyDictionary[RowStream, int]]
         self._own_places = weakref.WeakKeyDictionary()
-        """Of every snapshot each stream's place."""
+        """The place of each stream, by snapshot."""
         self._forgetters: weakref.WeakKeyDictionary[Snapshot, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
 
     def snapshot(self, name: Annotated[str, Length(0, 200)] = "") -> Snapshot:
@@ -85,13 +85,13 @@ class Snapshots:
     def keep(self, name: str) -> Snapshot:
         """Take a snapshot that neither the session's ``snapshots`` nor its history list; :meth:`room` was asked before."""
         context, book = self._context, self._deployment.book
-        kept: tuple[StateCopy, ...] = self._client.send(m.TakeSnapshot(tuple(handle.name for handle in self.trained)))
-        known = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
+        states: tuple[StateCopy, ...] = self._client.send(m.TakeSnapshot(tuple(handle.name for handle in self.trained)))
+        names = {k.number: s.name for s in reversed(self._snapshots.values()) for k in s.kept}
         made = Snapshot(
-            name=name, branch=self._log.branch, steps=context.next_step(), seed=context.seed, kept=kept,
-            shared={k.role: known[k.number] for k in kept if k.number in known}, roles=tuple(book.declared(h) for h in book),
+            name=name, branch=self._log.branch, steps=context.next_step(), seed=context.seed, kept=states,
+            shared={k.role: names[k.number] for k in states if k.number in names}, roles=tuple(book.declared(h) for h in book),
             positions=self._places.positions(), counters=context.kept_counters(),
-            nodes={d: context.cluster.node_of(d) for k in kept for d in k.devices}, order=self._client.last_call,
+            nodes={d: context.cluster.node_of(d) for k in states for d in k.devices}, order=self._client.last_call,
         )  # fmt: skip
         self._own(made)
         self._own_places[made] = self._places.of_each()
@@ -108,9 +108,9 @@ class Snapshots:
         forget.atexit = False
         self._forgetters[snapshot] = forget
 
-    def take_known(self, found: Mapping[str, Snapshot], gone: Sequence[str]) -> None:
+    def take_known(self, taken_elsewhere: Mapping[str, Snapshot], gone: Sequence[str]) -> None:
         """Know snapshots that another process of this session has taken, and not those that it has let go."""
-        for name, snapshot in found.items():
+        for name, snapshot in taken_elsewhere.items():
             self._snapshots[name] = snapshot
         for name in gone:
             self._snapshots.pop(name, None)
@@ -126,14 +126,14 @@ class Snapshots:
 
     def forget(self, snapshot: Snapshot | str) -> None:
         """Carry out ``session.forget``; its text says what the arguments are."""
-        found = self.find(snapshot)
-        known = self._snapshots.get(found.name) is found
-        if known:
-            del self._snapshots[found.name]
-        if found in self._forgetters:
-            self._forgetters.pop(found)()
-        elif known:  # another process of this session took it, and nobody else frees it
-            self._client.forget(found.kept)
+        forgotten = self.find(snapshot)
+        listed = self._snapshots.get(forgotten.name) is forgotten
+        if listed:
+            del self._snapshots[forgotten.name]
+        if forgotten in self._forgetters:
+            self._forgetters.pop(forgotten)()
+        elif listed:  # another process of this session took it, and nobody else frees it
+            self._client.forget(forgotten.kept)
         self._client.send(m.Forget(()))  # whatever is sent takes along what is not needed any more
 
     @checked
@@ -154,9 +154,9 @@ class Snapshots:
 
     def rewind(self, snapshot: Snapshot | str) -> str:
         """Carry out ``session.rewind``; its text says what the arguments are."""
-        found = self.find(snapshot)
-        name = self._new_branch(found)
-        self._go_back(found, name)
+        target = self.find(snapshot)
+        name = self._new_branch(target)
+        self._go_back(target, name)
         return name
 
     def _new_branch(self, snapshot: Snapshot) -> str:
@@ -194,8 +194,8 @@ class Snapshots:
         self._run.check_between_steps("rewind")
         self._check_roles(snapshot)
         handles = {h.name: h for h in self._deployment.book}
-        for kept in snapshot.kept:
-            self._deployment.ready(handles[kept.role])
+        for copy in snapshot.kept:
+            self._deployment.ready(handles[copy.role])
         self._client.drain()
         with uninterrupted():  # all of it or nothing
             lost: tuple[str, ...] = ()

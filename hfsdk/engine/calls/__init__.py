@@ -1,4 +1,4 @@
-"""What a call is on its way: messages to the controller, the rows each rank gets, micro-batches, what shadows are sent.
+"""Calls on their way: messages to the controller, the rows of each rank, micro-batches, the plan of a shadow's weights.
 
 Pure.
 

@@ -1,4 +1,4 @@
-"""From a submitted call to one order per rank: pure planning, done by the controller when the inputs' lengths are known.
+"""Orders for the ranks of a submitted call: pure planning, done by the controller when the inputs' lengths are known.
 
 Which rows a rank gets follows the call's transfer protocol; rows that were not scored take no part in a loss. Calls that pass a
 model over whole sequences are balanced by tokens and cut into micro-batches here, once, so that all tp and pp ranks of a dp rank
@@ -56,7 +56,7 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
         rows = list(protocol.scatter(request.num_rows, mesh, _tokens(inputs, stored)))
     keepers = set(protocol.collectors(mesh))
     shared = one_array_each(rows)
-    picks = {id(mine): picks_for(inputs, mine, stored) for mine in {id(mine): mine for mine in shared}.values()}
+    picks = {id(row_ids): picks_for(inputs, row_ids, stored) for row_ids in {id(row_ids): row_ids for row_ids in shared}.values()}
     return tuple(
         Order(
             shared[rank], picks[id(shared[rank])], rank in keepers,
@@ -70,10 +70,10 @@ def one_array_each(rows: Sequence[Array]) -> list[Array]:
     """Return equal rows as one and the same array: whatever depends on a rank's rows alone is then found once by its ``id``."""
     by_id: dict[int, Array] = {}
     by_content: dict[bytes, Array] = {}
-    for mine in rows:
-        if id(mine) not in by_id:
-            by_id[id(mine)] = by_content.setdefault(mine.tobytes(), mine)
-    return [by_id[id(mine)] for mine in rows]
+    for row_ids in rows:
+        if id(row_ids) not in by_id:
+            by_id[id(row_ids)] = by_content.setdefault(row_ids.tobytes(), row_ids)
+    return [by_id[id(row_ids)] for row_ids in rows]
 
 
 def task_order(request: Submit, stored: Mapping[int, Stored]) -> Order:

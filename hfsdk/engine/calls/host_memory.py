@@ -30,18 +30,18 @@ _CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
-"""Where Linux says what a container may use, uses, and of that could give back: version 2 and 1."""
+"""Files of Linux with a container's limit, its use, and what of that could be given back: version 2 and 1."""
 
 
 @dataclass(frozen=True)
 class HostRoom:
-    """What a node's host memory is to take, and has."""
+    """The room of a node's host memory: the bytes that it is to take, and those that are free."""
 
     node: int
-    """Its number in the session's ``ClusterSpec``."""
+    """The node's number in the session's ``ClusterSpec``."""
     needed_bytes: int
     free_bytes: int | None
-    """``None`` where nobody can say: on a virtual clock, or where the node does not answer."""
+    """The free bytes; ``None`` where nobody can say: on a virtual clock, or where the node does not answer."""
 
 
 def kept_bytes(role: RoleSpec, rank: int, trained: bool) -> int:
@@ -65,7 +65,7 @@ def needed_by_node(copies: Iterable[tuple[RoleSpec, Sequence[int], bool]]) -> di
     """Return the bytes that copies of roles take on each node.
 
     Args:
-        copies: of each role (its declaration, the node of each of its ranks, whether it has taken an optimizer step).
+        copies: the copies of each role (its declaration, the node of each of its ranks, whether it has taken an optimizer step).
     """
     needed: dict[int, int] = {}
     for role, nodes, trained in copies:
@@ -84,20 +84,20 @@ def check_room(rooms: Iterable[HostRoom], what: str, advice: str) -> str:
 
     Args:
         rooms: the nodes.
-        what: what makes the copy, e.g. ``"the snapshot"``.
-        advice: what to do where it does not fit.
+        what: the maker of the copy, e.g. ``"the snapshot"``.
+        advice: the advice where it does not fit.
 
     Raises:
         CheckpointError: it takes more than there is; names the node that lacks most, and both numbers.
     """
-    known = [(room, room.free_bytes) for room in rooms if room.free_bytes is not None and room.needed_bytes]
-    if not known:
+    measured = [(room, room.free_bytes) for room in rooms if room.free_bytes is not None and room.needed_bytes]
+    if not measured:
         return ""
-    room, free = max(known, key=lambda each: each[0].needed_bytes - each[1])
+    room, free = max(measured, key=lambda each: each[0].needed_bytes - each[1])
     words = f"{what} takes {_amount(room.needed_bytes)} of host memory on node {room.node}"
     if room.needed_bytes > free:
         raise CheckpointError(f"{words}, and {_amount(free)} are free there; nothing was copied. {advice}")
-    room, free = max(known, key=lambda each: each[0].needed_bytes / max(each[1], 1))
+    room, free = max(measured, key=lambda each: each[0].needed_bytes / max(each[1], 1))
     if room.needed_bytes > NOTICE_SHARE * free:
         return f"{what} takes {_amount(room.needed_bytes)} of the {_amount(free)} of host memory that are free on node {room.node}"
     return ""

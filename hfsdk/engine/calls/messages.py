@@ -49,8 +49,8 @@ class AwaitLoads:
     """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way, and why a role is not loaded."""
 
     role: str = ""
-    """Of this one alone, and of what generates for it: each other role is tried again, and tells its own failure, at its next
-    call. Empty: of every one."""
+    """The role whose failure is raised, and that of what generates for it: each other role is tried again, and raises its own
+    failure, at its next call. Empty: every role."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +59,15 @@ class Put:
 
     table: Table
     step: int | None = None
-    """As of :class:`Submit`."""
+    """The step, as of :class:`Submit`."""
 
 
 @dataclass(frozen=True, eq=False)
 class PutByReference:
-    """As :class:`Put`, from a process beside the controller's: the table lies in the runtime's store, and does not come by."""
+    """Store a table as :class:`Put` does, from a process beside the controller's: it lies in the runtime's store already."""
 
     stored: Stored
-    """What it is, without parts."""
+    """The table's description, without parts."""
     content: Any
     """The runtime's reference to it, which another process owns."""
     num_bytes: int
@@ -90,7 +90,7 @@ class Submit:
     function: str = ""
     timeout_s: float | None = None
     result: str = "first"
-    """Which ranks' small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
+    """The ranks whose small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
     wait_s: float = 0.0
     """How long the answer may wait for the call's end, where it has a way to go: whoever started it waits for that next."""
     step: int | None = None
@@ -111,7 +111,7 @@ class Submit:
 
     @property
     def kind(self) -> Method:
-        """What kind of call it is."""
+        """The method that the call carries out."""
         return method_of(self.method)
 
 
@@ -149,7 +149,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Release:
-    """Nobody refers to these calls' columns any more."""
+    """Drop these calls' columns: nobody refers to them any more."""
 
     call_ids: tuple[int, ...]
 
@@ -164,7 +164,7 @@ class Logs:
 
 @dataclass(frozen=True)
 class MarkRecorded:
-    """These calls' step has a row of its own in the history, so that ``"changes"`` leaves them out."""
+    """Note that the step of these calls has a row of its own in the history, so that ``"changes"`` leaves them out."""
 
     call_ids: tuple[int, ...]
 
@@ -232,7 +232,7 @@ class Return:
     """Give trained roles back the states that they had before the session went elsewhere for a while.
 
     Whatever became of a role meanwhile: one whose state is gone with a worker has what is behind that state at its next call.
-    Reply: what such roles come back with, in words.
+    Reply: the states that such roles come back with, in words.
     """
 
     kept: tuple[StateCopy, ...]
@@ -255,7 +255,7 @@ class AcknowledgeFailures:
     """
 
     calls: tuple[int, ...] | None = None
-    """Only failures of these, and of no worker; others may run meanwhile."""
+    """The calls whose failures alone are taken as seen, and of no worker; others may run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class TraceNote:
     method: str
     """One of :mod:`hfsdk.core.methods`, of the session."""
     start_ns: int
-    """When it began, in nanoseconds since 1970."""
+    """The time of its beginning, in nanoseconds since 1970."""
     seconds: float
     why: str
 

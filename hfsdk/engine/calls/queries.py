@@ -1,4 +1,4 @@
-"""What can be asked of the controller without changing anything: a message for each question, typed by its answer."""
+"""Questions to the controller that change nothing: a message for each, typed by its answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Query(Generic[T_co]):
 
 
 class RoleStatus(NamedTuple):
-    """Where a role stands."""
+    """A role's status."""
 
     spec: RoleSpec
     state: str
@@ -39,15 +39,15 @@ class Change:
     role: str
     method: str
     function: str
-    """Its loss as ``name@version``."""
+    """The call's loss as ``name@version``."""
     line: str
     branch: str
     num_updates: int
     """Optimizer steps that the role's weights have seen after it."""
     state: str
-    """Of the call: ``"done"``, ``"pending"``, ..."""
+    """The call's state: ``"done"``, ``"pending"``, ..."""
     step: int
-    """Of the trace."""
+    """The step of the trace."""
 
 
 # -- of one call
@@ -76,14 +76,14 @@ class WriterOf(Query[str]):
 
 @dataclass(frozen=True)
 class StoredOf(Query[Stored | None]):
-    """What a call wrote, by reference; ``None`` while it is pending."""
+    """The columns that a call wrote, by reference; ``None`` while it is pending."""
 
     call_id: int
 
 
 @dataclass(frozen=True, eq=False)
 class InfoOf(Query[ColumnInfo | None]):
-    """What is known of a column without its values; ``None`` while it is pending."""
+    """A column's kind, dtype and lengths, without its values; ``None`` while it is pending."""
 
     ref: ColumnRef
 
@@ -162,7 +162,7 @@ class KeptOf(Query[StateCopy | None]):
 
 @dataclass(frozen=True)
 class CurrentPlacement(Query[Placement | None]):
-    """Where roles live; ``None`` before the first placement."""
+    """The placement of the roles; ``None`` before the first."""
 
 
 @dataclass(frozen=True)
@@ -186,4 +186,4 @@ class HeldBytes(Query[int]):
 
 
 OF_WORKERS: frozenset[type[Query[Any]]] = frozenset({Devices, Nodes})
-"""What workers, or the cluster, are asked for; the controller itself knows the rest, and answers it in a closed session too."""
+"""Questions that workers, or the cluster, answer; the controller answers the rest itself, in a closed session too."""

@@ -14,8 +14,8 @@ from hfsdk.core.table import Ragged, Table
 
 def bad_weights(rank: Any) -> tuple[int, dict[str, float]]:
     """Return the optimizer steps done, and this rank's parameters that hold NaN or infinity, each with that."""
-    found: tuple[int, dict[str, float]] = rank.probe.bad_weights()
-    return found
+    bad: tuple[int, dict[str, float]] = rank.probe.bad_weights()
+    return bad
 
 
 def weight_sums(rank: Any) -> tuple[int, dict[str, str]]:
@@ -26,17 +26,17 @@ def weight_sums(rank: Any) -> tuple[int, dict[str, str]]:
 
 def layer_outputs(rank: Any, rows: Table) -> tuple[int, list[tuple[str, float]]]:
     """Return the pipeline stage, and of its modules in the order they end the largest absolute number of their output for rows."""
-    found: tuple[int, list[tuple[str, float]]] = rank.probe.layer_outputs(rows)
-    return found
+    outputs: tuple[int, list[tuple[str, float]]] = rank.probe.layer_outputs(rows)
+    return outputs
 
 
 def gradients(rank: Any, rows: Table, loss: Shipped) -> tuple[int, dict[str, float]]:
     """Return the pipeline stage, and the parameters whose gradient of a loss over rows is not finite."""
-    found: tuple[int, dict[str, float]] = rank.probe.gradients(rows, loss)
-    return found
+    bad: tuple[int, dict[str, float]] = rank.probe.gradients(rows, loss)
+    return bad
 
 
 def token_losses(rank: Any, rows: Table, **options: Any) -> Mapping[str, Ragged]:
     """Return ``token_loss`` and ``token_loss_gradient`` of rows: a primitive."""
-    found: Mapping[str, Ragged] = rank.probe.token_losses(rows, **options)
-    return found
+    losses: Mapping[str, Ragged] = rank.probe.token_losses(rows, **options)
+    return losses

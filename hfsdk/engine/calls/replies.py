@@ -18,7 +18,7 @@ class Reply:
     value: Any = None
     errors: tuple[Exception, ...] = ()
     besides: Any = None
-    """What whoever asked will want to know next."""
+    """An answer that the asker will want next."""
     heard: int = 0
     """Number of the last event before the answer: whoever has it knows all that the answer rests on."""
 
@@ -49,8 +49,8 @@ def errors_of(error: BaseException | None) -> tuple[Exception, ...]:
 
 def joined(errors: tuple[Exception, ...]) -> Exception:
     """Return the first of some errors, with the others as what it came from."""
-    for one, cause in pairwise(errors):
-        one.__cause__ = cause
+    for error, cause in pairwise(errors):
+        error.__cause__ = cause
     return errors[0]
 
 

@@ -20,7 +20,7 @@ class Rerun:
 
     call: Call
     request: m.Submit
-    """Without functions; its references keep nothing alive."""
+    """The message without functions; its references keep nothing alive."""
     lengths: Mapping[str, Array | None]
     """Input -> the length of each of its rows as they were read; ``None`` for one value per sample."""
     responses: Array | None = None
@@ -33,8 +33,8 @@ class Rerun:
         inputs = {}
         for name, ref in request.inputs.items():
             info = stored[ref.call_id].columns.get(ref.name)
-            known = None if info is None else info.lengths
-            lengths[name] = known if known is None or ref.rows is None else known[ref.rows]
+            all_lengths = None if info is None else info.lengths
+            lengths[name] = all_lengths if all_lengths is None or ref.rows is None else all_lengths[ref.rows]
             inputs[name] = replace(ref, lease=None)
         return cls(call, replace(request, inputs=inputs, arguments=request.arguments.without_function()), lengths)
 

@@ -1,4 +1,4 @@
-"""By which plan a shadow gets its role's weights, and over which links; planned without an engine."""
+"""The plan by which a shadow gets its role's weights, and the links that it goes over; planned without an engine."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
         return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
     plan = plan_between(trained, shadow)
     nodes, first = np.asarray(plan.nodes), plan.train.size
-    found = []
+    by_rank = []
     for rank in range(first, plan.num_ranks):
         received = int(plan.matrix[nodes == nodes[rank], rank].sum())
-        found.append({near: received, far: plan.bytes_received(rank) - received})
-    return found
+        by_rank.append({near: received, far: plan.bytes_received(rank) - received})
+    return by_rank
 
 
 def exported(trained: RoleSpec, shadow: RoleSpec, content: Any) -> tuple[list[Bundle], ...]:

@@ -22,7 +22,7 @@ class CallQueue:
         """Start it.
 
         Args:
-            name: of its pool.
+            name: the name of its pool.
             closing: whether the controller is closed.
             carry_out: runs a call to its end.
             threaded: whether it has a thread; without one whoever puts something on it runs that at once.

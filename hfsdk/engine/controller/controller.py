@@ -107,10 +107,10 @@ class Controller:
 
         Raises:
             SessionClosedError: after ``Close``, unless it only asks what is known here.
-            HfsdkError: what the message's handling ends with.
+            HfsdkError: the error that the message's handling ends with.
         """
-        known = isinstance(message, q.Query) and type(message) not in q.OF_WORKERS
-        if not known and not isinstance(message, (m.Close, m.Release, m.Forget, m.Wait)):
+        answered_here = isinstance(message, q.Query) and type(message) not in q.OF_WORKERS
+        if not answered_here and not isinstance(message, (m.Close, m.Release, m.Forget, m.Wait)):
             self._closing.check()
         return self._answers.answer(message) if isinstance(message, q.Query) else self._handlers[type(message)](message)
 
@@ -169,22 +169,22 @@ class Controller:
         with self._lock:
             self._settle(())
             self._keeping.give_back((), message.branch)  # whatever comes back is of it
-            returned = [self._return_one(self._homes.role(kept.role), kept) for kept in message.kept]
+            returned = [self._return_one(self._homes.role(state.role), state) for state in message.kept]
         return tuple(filter(None, returned))
 
-    def _return_one(self, record: RoleRecord, kept: StateCopy) -> str:
+    def _return_one(self, record: RoleRecord, state: StateCopy) -> str:
         """Give a role back what it had; where that is gone, return with what of behind it the role comes back, in words."""
-        self._keeping.back_at(record, kept)
+        self._keeping.back_at(record, state)
         try:
-            if self._keeping.still_has(kept):
-                self._keeping.give_back((kept,), "")
+            if self._keeping.still_has(state):
+                self._keeping.give_back((state,), "")
                 return ""
         except WorkerDiedError as error:
             return error.message
         except HfsdkError:  # its ranks may have parts of two states by now
             pass
         if record.loaded and record.pool is not None:
-            self._runtime.release(kept.role, record.pool)
+            self._runtime.release(state.role, record.pool)
         record.left()
         return self._homes.come_back(record)
 
@@ -239,8 +239,8 @@ class Controller:
         with self._lock:
             role = self._roles.get(message.role)
             shadow = self._syncs.shadow_for(message)
-            for asked in (role, shadow):
-                self._raise_unseen(asked)
+            for needed in (role, shadow):
+                self._raise_unseen(needed)
             if role is None and message.role != "session":
                 self._homes.role(message.role)
             if shadow is not None:
@@ -320,13 +320,13 @@ class Controller:
     # -- looking
 
     def _wait(self, message: m.Wait) -> bool:
-        asked = [record for record in map(self._calls.find, message.call_ids) if record is not None]  # others are over long since
-        for record in asked:
+        records = [record for record in map(self._calls.find, message.call_ids) if record is not None]  # others are over long since
+        for record in records:
             if not record.finished.is_set():
                 self._closing.check()
             if not record.finished.wait(message.timeout_s):
                 return False
-        for record in asked:
+        for record in records:
             if record.error is not None:
                 record.origin.seen = True
                 raise raised(record.error)
@@ -364,12 +364,12 @@ class Controller:
 
     def _cancel(self, message: m.Cancel) -> None:
         with self._lock:
-            asked = set(message.call_ids)
+            cancelled = set(message.call_ids)
             for record in self._calls:
                 if record.state in FINISHED or record.state == "lost":
                     continue
-                if record.call.id in asked or asked.intersection(record.call.inputs):
-                    asked.add(record.call.id)
+                if record.call.id in cancelled or cancelled.intersection(record.call.inputs):
+                    cancelled.add(record.call.id)
                     if record.ask_cancel():
                         self._runtime.cancel(record.call.id, record.pool)
                     else:

@@ -44,7 +44,7 @@ from hfsdk.engine.controller.role_placement import RolePlacer
 from hfsdk.engine.controller.weight_syncs import WeightSyncs
 
 MOST_FLOWS = 256
-"""Of so many calls, the last ones, it is known who read what from whom."""
+"""The number of last calls of which it is known who read what from whom."""
 
 STRANGERS = "strangers"
 """Attribute of a call's span: packets of somebody else's connections that the worker's closed ports have dropped since the last."""
@@ -106,9 +106,9 @@ class Execution:
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
         if record.sync is not None and record.sync.call is not record and record.reads is not None:
-            taken = work.weights.bundles if work.weights is not None else record.sync.taken
-            if taken:
-                record.reads.add(weights_taken(record.sync.call.call.id, taken))
+            bundles = work.weights.bundles if work.weights is not None else record.sync.taken
+            if bundles:
+                record.reads.add(weights_taken(record.sync.call.call.id, bundles))
             record.sync.taken = ()
         if outcome.error is not None:
             if role is not None and request.method == UPDATE.name:

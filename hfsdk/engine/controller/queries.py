@@ -56,16 +56,16 @@ class QueryHandler:
 
     def answer(self, query: q.Query[T]) -> T:
         """Answer a question; see :mod:`hfsdk.engine.calls.queries`."""
-        found: T = self._answers[type(query)](query)
-        return found
+        reply: T = self._answers[type(query)](query)
+        return reply
 
     def _listed(self, step: int | None) -> list[CallRecord]:
         """Return the calls of a step that are shown: looking changes nothing that is seen."""
         return [record for record in self._ledger.of_step(step) if method_of(record.call.method).listed]
 
     def _state(self, query: q.StateOf) -> str:
-        known = self._ledger.find(query.call_id)
-        return "gone" if known is None else known.state
+        record = self._ledger.find(query.call_id)
+        return "gone" if record is None else record.state
 
     def _writer(self, query: q.WriterOf) -> str:
         call = self._ledger[query.call_id].call

@@ -1,4 +1,4 @@
-"""What the controller remembers of each call and each role, and pure checks of it."""
+"""The controller's records of each call and each role, and pure checks of them."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class LaneReservation:
     arrived: threading.Event = field(default_factory=threading.Event)
     """Set when the shadow is loaded, and its lane does nothing else."""
     pool: Pool | None = None
-    """Where, by then."""
+    """The shadow's pool, by then."""
     over: threading.Event = field(default_factory=threading.Event)
     """Set when the lane goes on; without ``arrived``, when the shadow could not be loaded."""
     wait: Callable[[], None] = lambda: None
-    """Raises why."""
+    """Raises the error that kept the shadow from loading."""
 
 
 @dataclass(eq=False)
@@ -65,15 +65,15 @@ class WeightSync:
     call: CallRecord
     """Takes them out of the trained role."""
     shadow: RoleSpec
-    """For whom: every box is addressed to those of its ranks that need it."""
+    """The shadow that they are for: every box is addressed to those of its ranks that need it."""
     weights: Weights | None = None
-    """There once ``call`` is done, until the shadow has them."""
+    """The weights once ``call`` is done, until the shadow has them."""
     failed: bool = False
     """Whether a call that was to take them over failed: a later one asks for others."""
     meeting: LaneReservation | None = None
-    """Where they go straight from pool to pool: ``call`` then is over when the shadow has them."""
+    """The shadow's lane, where they go straight from pool to pool: ``call`` then is over when the shadow has them."""
     taken: tuple[Bundle, ...] = ()
-    """What the shadow was given then, until its next call is told to have read it."""
+    """The bundles that the shadow was given then, until its next call is told to have read them."""
 
     def usable(self, shadow: RoleRecord) -> bool:
         """Whether the shadow has these weights, or will get them."""
@@ -109,16 +109,16 @@ class CallRecord:
     after: tuple[threading.Event, ...] = ()
     """Set once what was put earlier on lanes that share devices with this call's is over; it waits for them."""
     sync: WeightSync | None = None
-    """For a shadow's call: the weights it must have; for the call that brings them: where to leave them."""
+    """The weights that a shadow's call must have; for the call that brings them: where to leave them."""
     rerun: Rerun | None = None
     """How to carry it out again on a simulated twin."""
     reads: Reads | None = None
-    """What its ranks read, as planned when it ran."""
+    """The objects that its ranks read, as planned when it ran."""
     column_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Of every column it wrote."""
+    """The bytes of every column that it wrote."""
     mesh: Mesh | None = None
     branch: str = ""
-    """On which it was submitted."""
+    """The branch on which it was submitted."""
     saw: frozenset[Version] = frozenset()
     """The weights that it, or a call whose columns it reads, was carried out with."""
     made: Version | None = None
@@ -163,7 +163,7 @@ class CallRecord:
 
     @property
     def change(self) -> Change:
-        """What it did to its role's weights."""
+        """The call's effect on its role's weights."""
         call, updates = self.call, self.made.num_updates if self.made else 0
         return Change(call.id, call.role, call.method, call.function, call.line, self.branch, updates, self.state, call.step)
 
@@ -217,21 +217,21 @@ class RoleRecord:
     """Folder of the last checkpoint, for rebuilding its pool."""
     checkpoint_updates: int = 0
     checkpoint_version: Version | None = None
-    """Of the weights when it was noted, which come from it."""
+    """The version of the weights when it was noted, which come from it."""
     restore: str = ""
     """Folder to load after the initial weights, once: the checkpoint of a role whose pool died."""
     restore_kept: StateCopy | None = None
     """The state of a snapshot to give it then instead, where the pool died after one was taken."""
     state: RoleState | None = None
-    """What a moving role takes along, until it is loaded at its new place."""
+    """The state that a moving role takes along, until it is loaded at its new place."""
     changes: int = 0
     """Grows with every submitted call that changes the weights, and when they are loaded again."""
     sync: WeightSync | None = None
     """The last transfer of the weights to the role's shadow."""
     synced: int = -1
-    """Of a shadow: the ``changes`` of its role that its weights have seen; -1 where it has taken over none."""
+    """The ``changes`` of its role that a shadow's weights have seen; -1 where it has taken over none."""
     version: Version | None = None
-    """Of the weights, as submitted so far; ``None`` before the first call that uses them."""
+    """The version of the weights, as submitted so far; ``None`` before the first call that uses them."""
     kept: StateCopy | None = None
     """The state that a snapshot keeps, where it is still the role's own."""
     unseen: CallRecord | None = None
@@ -323,7 +323,7 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
     return total
 
 
-# The calls that the controller remembers
+# -- the calls that the controller remembers
 #
 # A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
 # steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
@@ -335,7 +335,7 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
 #            calls that a live batch refers to
 
 MOST_CALLS = 10_000
-"""Beyond these the oldest go, whatever step they are of."""
+"""The number of calls beyond which the oldest go, whatever step they are of."""
 
 
 class Ledger:
@@ -391,8 +391,8 @@ class Ledger:
 
     def changes(self) -> list[Change]:
         """Return what changed weights outside of steps with a row of their own, in the order of submission."""
-        kept = [r.change for r in self if r.made is not None and r.call.id not in self._in_rows]
-        return sorted([*self._changes, *kept], key=lambda change: change.call_id)
+        recent = [r.change for r in self if r.made is not None and r.call.id not in self._in_rows]
+        return sorted([*self._changes, *recent], key=lambda change: change.call_id)
 
     def begin_step(self, step: int) -> None:
         """A step begins: let go what is too old and not needed."""
@@ -416,7 +416,7 @@ def _over(record: CallRecord) -> bool:
     return record.state in (*FINISHED, "lost")
 
 
-# What a planned call reads of whom, counted from its orders: rows and bytes by rank and object, without a look at values.
+# -- the rows and bytes that a planned call reads, by rank and object: counted from its orders, without a look at values
 
 MOST_RUNS = 8
 """Row numbers are told in at most so many runs."""
@@ -441,7 +441,7 @@ class _Group:
 
 
 class Reads:
-    """What a planned call reads, counted when somebody looks: most calls' is never looked at.
+    """The objects that a planned call reads, counted when somebody looks: most calls' are never looked at.
 
     It holds row numbers and lengths, no handle: the objects that are read may be freed meanwhile.
     """
@@ -449,8 +449,8 @@ class Reads:
     def __init__(self, request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False) -> None:
         self._sources = {name: ref.call_id for name, ref in request.inputs.items()}
         numbers: dict[int, int] = {}
-        for one in stored.values():
-            numbers.update(one.numbers)
+        for call in stored.values():
+            numbers.update(call.numbers)
         ranks: dict[int, list[int | None]] = {}
         first: dict[int, Order] = {}
         for rank, (rows, order) in enumerate(zip(one_array_each([order.rows for order in orders]), orders, strict=True)):
@@ -463,7 +463,7 @@ class Reads:
             for key, order in first.items()
         ]  # fmt: skip
         read = {self._sources[next(iter(columns))] for group in self._groups for columns, _, _ in group.picks}
-        self._stored = {call_id: one.without_handles for call_id, one in stored.items() if call_id in read}
+        self._stored = {call_id: call.without_handles for call_id, call in stored.items() if call_id in read}
         self._more: tuple[Transfer, ...] = ()
 
     def add(self, transfer: Transfer) -> None:
@@ -499,20 +499,20 @@ def weights_taken(source: int, bundles: Sequence[Bundle]) -> Transfer:
     """Return what a shadow's ranks took over of a trained role's weights: who had which object for whom."""
     ranks = sorted({bundle.source for bundle in bundles})
     holders = tuple(Holder(rank, 0, sum(b.num_bytes for b in bundles if b.source == rank)) for rank in ranks)
-    taken: dict[int, dict[int, int]] = {}
+    bytes_from: dict[int, dict[int, int]] = {}
     for bundle in bundles:
         for target in bundle.targets:
-            mine = taken.setdefault(target, {})
-            mine[bundle.source] = mine.get(bundle.source, 0) + bundle.num_bytes
+            of_target = bytes_from.setdefault(target, {})
+            of_target[bundle.source] = of_target.get(bundle.source, 0) + bundle.num_bytes
     shares = tuple(
-        Share((target,), tuple(ObjectRead(ranks.index(rank), 0, count, "") for rank, count in sorted(mine.items())))
-        for target, mine in sorted(taken.items())
+        Share((target,), tuple(ObjectRead(ranks.index(rank), 0, count, "") for rank, count in sorted(of_target.items())))
+        for target, of_target in sorted(bytes_from.items())
     )
     return Transfer(source, ("weights",), (sum(h.num_bytes for h in holders),), holders, shares, "weights")
 
 
 class _Reading:
-    """What is read of one stored call, while it is counted."""
+    """The reads of one stored call, while they are counted."""
 
     def __init__(self, source: int, stored: Stored, *, tell_rows: bool) -> None:
         self.source, self.stored, self._tell_rows = source, stored, tell_rows
@@ -587,7 +587,7 @@ class Steps:
     say nothing: a generation after learning begins the next step.
 
     Attributes:
-        number: of the step that began last.
+        number: the number of the step that began last.
     """
 
     def __init__(self, begun: Callable[[int], None]) -> None:
@@ -618,7 +618,7 @@ class Steps:
         return number
 
 
-# Which weights a call saw, and which of them today's weights descend from.
+# -- the weights that a call saw, and those that today's weights descend from
 #
 # Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is trained
 # from there on belongs to another branch::
@@ -686,10 +686,10 @@ class Version:
     def shared_with(self, other: Version) -> Version | None:
         """Return the latest version that both come from."""
         theirs = {id(version.line): version for version in other.ancestors()}
-        for mine in self.ancestors():
-            found = theirs.get(id(mine.line))
-            if found is not None:
-                return min(mine, found, key=lambda version: version.number)
+        for own in self.ancestors():
+            other_version = theirs.get(id(own.line))
+            if other_version is not None:
+                return min(own, other_version, key=lambda version: version.number)
         return None
 
 
@@ -697,7 +697,7 @@ class Lineage:
     """Makes versions and says which are stale.
 
     Attributes:
-        branch: what is trained now belongs to it.
+        branch: the branch of what is trained now.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ class RolePlacer:
     Attributes:
         roles: every declared role, shadows included.
         placement: the present one; ``None`` before the first.
-        open_pools: by name.
-        lanes: by name of the pool.
+        open_pools: the open pools by name.
+        lanes: the lanes by their pool's name.
     """
 
     def __init__(self, runtime: Runtime, ledger: Ledger, lane: Callable[[str], CallQueue], emit: Listener) -> None:
@@ -55,7 +55,7 @@ class RolePlacer:
         self._loading: list[tuple[tuple[str, str], Callable[[], None]]] = []
         """Waits for the loads of the last place, in order, each with its role and, of a shadow, the role that it is one of."""
         self._failures: list[HfsdkError] = []
-        """What went wrong before these."""
+        """The errors of loads before these."""
 
     def role(self, name: str) -> RoleRecord:
         """Return a role.
@@ -145,13 +145,13 @@ class RolePlacer:
             HfsdkError: ``role``, what generates for it or, without one, any role could not be loaded; its next call tries again.
         """
         while self._loading:
-            whose, wait = self._loading[0]
+            names, wait = self._loading[0]
             try:
                 wait()
             except (WorkerDiedError, CheckpointError, SessionClosedError) as error:  # told once, to whoever is there
                 self._failures.append(error)
             except HfsdkError as error:
-                if not role or role in whose:
+                if not role or role in names:
                     self._failures.append(error)
             self._loading.pop(0)  # only now: whoever is interrupted can wait again
         failures, self._failures = self._failures, []
@@ -193,8 +193,8 @@ class RolePlacer:
 
     def _close_old(self, placement: Placement, sources: Container[Pool]) -> dict[Pool, Pool]:
         """Close the pools that are not in a placement, but for those that roles have yet to leave; return these, set aside."""
-        kept = {pool.name: pool for pool in placement.pools}
-        gone = [pool for name, pool in self.open_pools.items() if kept.get(name) != pool]
+        wanted = {pool.name: pool for pool in placement.pools}
+        gone = [pool for name, pool in self.open_pools.items() if wanted.get(name) != pool]
         aside = {pool: self._set_aside(pool) for pool in gone if pool in sources}
         for pool in sorted(gone, key=lambda pool: not pool.within):  # parts before the wholes
             if pool not in aside:
@@ -340,28 +340,28 @@ class RolePlacer:
 
     def _load(self, record: RoleRecord, pool: Pool) -> None:
         """Load a role with what it has: its state on the way, a snapshot's, a checkpoint, or the initial weights."""
-        kept = record.restore_kept
-        if kept is not None and not self.keeping.has(kept):
+        state = record.restore_kept
+        if state is not None and not self.keeping.has(state):
             raise StateGoneError(f"the snapshot that {record.spec.name} was to come back with was let go.")
-        if kept is not None and not self._runtime.holds(kept):
+        if state is not None and not self._runtime.holds(state):
             raise StateGoneError(f"what {record.spec.name} was to come back with, of a snapshot, is gone with a worker.")
         self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
-        if kept is None:
+        if state is None:
             return
         try:
-            self._runtime.restore(record.spec, pool, kept)
+            self._runtime.restore(record.spec, pool, state)
         except CheckpointError as error:
             self._runtime.release(record.spec.name, pool)
             raise StateGoneError(f"{error}.") from None
-        record.kept = kept
+        record.kept = state
 
     def _open(self, pool: Pool) -> None:
         with self._opening[pool.within or pool.name]:
             whole = next((p for p in self.placement.pools if p.name == pool.within), None) if self.placement else None
-            for one in (whole, pool):
-                if one is not None and one.name not in self.open_pools:
-                    self._runtime.open_pool(one)
-                    self.open_pools[one.name] = one
+            for part in (whole, pool):
+                if part is not None and part.name not in self.open_pools:
+                    self._runtime.open_pool(part)
+                    self.open_pools[part.name] = part
 
     # -- when workers end
 
@@ -371,10 +371,10 @@ class RolePlacer:
         Returns the error that says what is lost.
         """
         family = [p for p in self.open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
-        for one in sorted(family, key=lambda one: not one.within):
-            self._runtime.close_pool(one.name, kill=True)
-            self.open_pools.pop(one.name, None)
-        dead = {device for one in family for device in one.devices}
+        for member in sorted(family, key=lambda member: not member.within):
+            self._runtime.close_pool(member.name, kill=True)
+            self.open_pools.pop(member.name, None)
+        dead = {device for member in family for device in member.devices}
         lost = []
         for role in list(self.roles.values()):
             lived = role.pool in family
@@ -404,14 +404,14 @@ class RolePlacer:
 
     def come_back(self, record: RoleRecord) -> str:
         """A role's state is gone: choose what it comes back with at the next call; return that in words."""
-        kept = self.keeping.newest(record)
+        state = self.keeping.newest(record)
         from_checkpoint = record.checkpoint_updates if record.checkpoint else 0
         behind = record.checkpoint_version is None or self.keeping.head(record).made_of(record.checkpoint_version)
         record.state, record.restore, record.restore_kept = None, record.checkpoint, None
         back, updates = (f"checkpoint {record.checkpoint}" if record.checkpoint else "its initial weights"), from_checkpoint
-        if kept is not None and (kept.num_updates >= from_checkpoint or not behind):
-            record.restore, record.restore_kept, behind = "", kept, True
-            back, updates = f"what a snapshot kept of it at update {kept.num_updates}", kept.num_updates
+        if state is not None and (state.num_updates >= from_checkpoint or not behind):
+            record.restore, record.restore_kept, behind = "", state, True
+            back, updates = f"what a snapshot kept of it at update {state.num_updates}", state.num_updates
         missing = record.num_updates - updates
         lost = f"{missing} update{'s' * (missing != 1)} lost"
         record.num_updates = updates
@@ -430,6 +430,6 @@ class RolePlacer:
 
     @property
     def states(self) -> Mapping[str, RoleStatus]:
-        """Where every role stands, by name."""
-        found = list(self.roles.items())
-        return {name: RoleStatus(r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for name, r in found}
+        """The status of every role, by name."""
+        records = list(self.roles.items())
+        return {name: RoleStatus(r.spec, "loaded" if r.loaded else "declared", r.weights_updates) for name, r in records}

@@ -25,8 +25,8 @@ Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
 
 
 @dataclass(eq=False)
-class _Held:
-    kept: StateCopy
+class _StateEntry:
+    state: StateCopy
     version: Version
     num_users: int
 
@@ -35,13 +35,13 @@ class SnapshotStore:
     """The states that snapshots refer to. The controller calls it under its lock, but for ``forget``, which may come from anywhere.
 
     Attributes:
-        lineage: which versions of the weights there were.
+        lineage: the versions of the weights that there were.
     """
 
     def __init__(self, runtime: Runtime, roles: Mapping[str, RoleRecord], post: Post) -> None:
         self.lineage = Lineage()
         self._runtime, self._roles, self._post = runtime, roles, post
-        self._held: dict[int, _Held] = {}
+        self._entries: dict[int, _StateEntry] = {}
         self._next = 0
         self._lock = threading.Lock()
 
@@ -51,13 +51,13 @@ class SnapshotStore:
         """Keep the state of roles, behind what is on their lanes."""
         unchanged: dict[str, StateCopy] = {}
         waits = []
-        there = [name for name in names if (kept := self._roles[name].kept) and self.still_has(kept)]
+        there = [name for name in names if (state := self._roles[name].kept) and self.still_has(state)]
         with self._lock:
             for record in (self._roles[name] for name in there):
-                held = None if record.kept is None else self._held.get(record.kept.number)
-                if held is not None:
-                    held.num_users += 1
-                    unchanged[record.spec.name] = held.kept
+                entry = None if record.kept is None else self._entries.get(record.kept.number)
+                if entry is not None:
+                    entry.num_users += 1
+                    unchanged[record.spec.name] = entry.state
         made: dict[str, StateCopy] = {}
         try:
             for record in (self._roles[name] for name in names if name not in unchanged):
@@ -69,14 +69,14 @@ class SnapshotStore:
             for wait in waits:  # copies that are still to come would stay
                 with suppress(Exception):
                     wait()
-            for kept in made.values():
-                self._runtime.forget(kept)
+            for state in made.values():
+                self._runtime.forget(state)
             self.forget(unchanged.values())
             raise
         with self._lock:
-            for name, kept in made.items():
-                self._roles[name].kept = kept
-                self._held[kept.number] = _Held(kept, self.head(self._roles[name]), 1)
+            for name, state in made.items():
+                self._roles[name].kept = state
+                self._entries[state.number] = _StateEntry(state, self.head(self._roles[name]), 1)
         return tuple((unchanged | made)[name] for name in names)
 
     def _keeper(self, record: RoleRecord, number: int, made: dict[str, StateCopy]) -> Callable[[Pool], None]:
@@ -98,66 +98,66 @@ class SnapshotStore:
         Raises:
             CheckpointError: names them.
         """
-        for kept in states:
-            if kept.number not in self._held:
-                raise CheckpointError(f"{kept.role}'s state was let go with its snapshot; take another with session.snapshot(...)")
-            if not self._runtime.holds(kept):
-                devices = ", ".join(map(str, kept.devices))
+        for state in states:
+            if state.number not in self._entries:
+                raise CheckpointError(f"{state.role}'s state was let go with its snapshot; take another with session.snapshot(...)")
+            if not self._runtime.holds(state):
+                devices = ", ".join(map(str, state.devices))
                 raise CheckpointError(
-                    f"{kept.role}'s state is gone with a worker that ended (it lay in the host memory of device {devices}); "
+                    f"{state.role}'s state is gone with a worker that ended (it lay in the host memory of device {devices}); "
                     "nothing was changed. Load a checkpoint with session.load(...)."
                 )
 
     def give_back(self, states: Sequence[StateCopy], branch: str) -> None:
         """Give roles their states back; the lanes are empty, the states were checked."""
         waits = []
-        for kept in states:
-            record, held = self._roles[kept.role], self._held[kept.number]
-            waits.append((record, held, self._post(record, self._giver(record, kept))))
+        for state in states:
+            record, entry = self._roles[state.role], self._entries[state.number]
+            waits.append((record, entry, self._post(record, self._giver(record, state))))
         failure: HfsdkError | None = None
-        for record, held, wait in waits:
+        for record, entry, wait in waits:
             record.changes += 1
             try:
                 wait()
             except HfsdkError as error:
                 failure = failure or error
                 continue
-            record.num_updates, record.version, record.kept = held.kept.num_updates, held.version, held.kept
+            record.num_updates, record.version, record.kept = entry.state.num_updates, entry.version, entry.state
         if failure is not None:
             raise failure
         self.lineage.branch = branch or self.lineage.branch
 
-    def back_at(self, record: RoleRecord, kept: StateCopy) -> None:
+    def back_at(self, record: RoleRecord, state: StateCopy) -> None:
         """Count a role as what it was when a state of it was kept, for the choice of what it comes back with."""
         with self._lock:
-            held = self._held.get(kept.number)
-        if held is not None:
-            record.num_updates, record.version, record.kept = kept.num_updates, held.version, None
+            entry = self._entries.get(state.number)
+        if entry is not None:
+            record.num_updates, record.version, record.kept = state.num_updates, entry.version, None
 
-    def _giver(self, record: RoleRecord, kept: StateCopy) -> Callable[[Pool], None]:
-        return lambda pool: self._runtime.restore(record.spec, pool, kept)
+    def _giver(self, record: RoleRecord, state: StateCopy) -> Callable[[Pool], None]:
+        return lambda pool: self._runtime.restore(record.spec, pool, state)
 
     def forget(self, states: Iterable[StateCopy]) -> None:
         """Free what no other snapshot refers to."""
-        for kept in states:
+        for state in states:
             with self._lock:
-                held = self._held.get(kept.number)
-                if held is None:
+                entry = self._entries.get(state.number)
+                if entry is None:
                     continue
-                held.num_users -= 1
-                if held.num_users > 0:
+                entry.num_users -= 1
+                if entry.num_users > 0:
                     continue
-                del self._held[kept.number]
+                del self._entries[state.number]
             with suppress(HfsdkError):  # the session is being closed
-                self._runtime.forget(kept)
+                self._runtime.forget(state)
 
-    def has(self, kept: StateCopy) -> bool:
+    def has(self, state: StateCopy) -> bool:
         """Whether a state was not let go."""
-        return kept.number in self._held
+        return state.number in self._entries
 
-    def still_has(self, kept: StateCopy) -> bool:
+    def still_has(self, state: StateCopy) -> bool:
         """Whether a state was not let go, and all workers that keep it are there."""
-        return self.has(kept) and self._runtime.holds(kept)
+        return self.has(state) and self._runtime.holds(state)
 
     def newest(self, record: RoleRecord) -> StateCopy | None:
         """Return the newest state that a role's weights come from and whose workers are still there; ``None`` where none is."""
@@ -168,19 +168,19 @@ class SnapshotStore:
         if record.pool is None:
             return None
         here = str(mesh_of(record.spec)), record.pool.devices
-        found = (kept for kept in self._behind(record) if (kept.layout, kept.devices) == here)
-        return next((kept for kept in found if kept.num_updates == num_updates), None)
+        states = (state for state in self._behind(record) if (state.layout, state.devices) == here)
+        return next((state for state in states if state.num_updates == num_updates), None)
 
     def _behind(self, record: RoleRecord) -> Iterator[StateCopy]:
         if record.version is None:
             return
         with self._lock:
-            mine = [held for held in self._held.values() if held.kept.role == record.spec.name]
-        mine = [held for held in mine if record.version.made_of(held.version)]
-        for held in sorted(mine, key=lambda held: (held.version.number, held.kept.number), reverse=True):
+            entries = [entry for entry in self._entries.values() if entry.state.role == record.spec.name]
+        entries = [entry for entry in entries if record.version.made_of(entry.version)]
+        for entry in sorted(entries, key=lambda entry: (entry.version.number, entry.state.number), reverse=True):
             with suppress(HfsdkError):  # the session is being closed
-                if self._runtime.holds(held.kept):
-                    yield held.kept
+                if self._runtime.holds(entry.state):
+                    yield entry.state
 
     # -- lineage
 
@@ -217,11 +217,11 @@ class SnapshotStore:
         """
         if not message.kind.learns:
             return
-        now = [known.version for known in self._roles.values() if known.version is not None]
+        now = [role.version for role in self._roles.values() if role.version is not None]
         for source in sources:
-            found = self.lineage.stale(source.saw, now)
-            if found is not None:
-                raise StaleBatchError(_stale_words(message, source, *found, self.lineage.branch))
+            stale = self.lineage.stale(source.saw, now)
+            if stale is not None:
+                raise StaleBatchError(_stale_words(message, source, *stale, self.lineage.branch))
 
     def changed(self, role: RoleRecord, num_updates: int, *, apart: bool) -> None:
         """Note that a role's weights became others without a call: initial ones (``apart``), or those of a state behind them."""

@@ -23,7 +23,7 @@ from hfsdk.engine.simulation.runtime import CostQuestion, SimulatedRuntime
 
 @dataclass(frozen=True, eq=False)
 class TwinRun:
-    """What a twin has to say of a step."""
+    """The result of a step's repetition on a twin."""
 
     spans: tuple[Span, ...]
     questions: Mapping[int, tuple[CostQuestion, ...]]
@@ -41,8 +41,8 @@ def run_twin(
     Args:
         reruns: the calls of a step.
         runtime: the twin's.
-        placement: of the roles that are models.
-        roles: as they are placed, shadows included.
+        placement: the placement of the roles that are models.
+        roles: the roles as they are placed, shadows included.
         functions: roles that are functions.
         fresh: roles whose rollout has weights at the beginning: all of the trainer's, or (``False``) the base of adapters alone.
     """

@@ -27,7 +27,7 @@ class WeightSyncs:
 
     Args:
         runtime: carries calls out.
-        homes: which role lives where.
+        homes: the roles and their pools.
         closing: whether the controller is closed.
         make_call: gives a message of a step its number.
         enqueue: puts a call on a lane.
@@ -108,7 +108,7 @@ class WeightSyncs:
         return None if shadow.synced == sync.version else sync.weights
 
     def keep(self, role: RoleRecord, record: CallRecord, sync: WeightSync) -> None:
-        """After a transfer's call: the weights stand ready, or the shadow has them; after the shadow's: they are let go."""
+        """Settle a sync after a call: a transfer leaves the weights ready, or given; the shadow's own call lets them go."""
         if sync.meeting is not None and not role.spec.shadow_of:
             sync.taken, record.result = tuple(bundle for sent in record.result for bundle in sent), None
             shadow = self._homes.roles.get(sync.shadow.name)

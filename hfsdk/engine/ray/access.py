@@ -1,4 +1,4 @@
-"""Who can reach a Ray: its folder, its token, and whom the token is shown to. Looks at files and sockets; starts nothing.
+"""Access to a Ray: its folder, its token, and whom the token is shown to. Looks at files and sockets; starts nothing.
 
 A Ray that hfsdk starts lives in a folder of mode 0700 and refuses calls without the user's token, which is in a file of mode 0600.
 ``hf.Session("auto")`` joins only a cluster whose address the user or root wrote down, and whose port, where it is on this machine,
@@ -33,7 +33,7 @@ SOCKET_CHARS = 107 if os.uname().sysname == "Linux" else 103
 """Longest path of a Unix socket (``sockaddr_un``)."""
 
 SOCKET_TAIL = "/hfsdk-ray-12345678/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""What Ray's longest socket path adds to the place of its folder."""
+"""The longest path that Ray adds, for a socket, to the place of its folder."""
 
 LISTENING = "0A"
 """State of a listening socket in ``/proc/net/tcp``."""
@@ -51,7 +51,7 @@ def private_place(tail: str = SOCKET_TAIL) -> str:
     The system's place for temporary files comes first, then the usual ones beside it.
 
     Args:
-        tail: what the longest path of a socket adds to the place; by default as in Ray's folder, ``""`` for one without sockets.
+        tail: the longest path that a socket adds to the place; by default as in Ray's folder, ``""`` for one without sockets.
 
     Raises:
         PlacementError: there is none.
@@ -226,9 +226,9 @@ def find_cluster() -> ClusterAddress:
             f"no Ray cluster runs on this machine for you ({path} is not there, and no process serves one). Start one with "
             "`ray start --head`, or give its address as host:port."
         )
-    found = ClusterAddress(_read_address(path), str(path))
-    check_listener(found.address)
-    return found
+    cluster = ClusterAddress(_read_address(path), str(path))
+    check_listener(cluster.address)
+    return cluster
 
 
 def _is_trusted(path: Path) -> bool:
@@ -290,8 +290,8 @@ def _is_here(host: str) -> bool:
         resolved = socket.gethostbyname(host)
     except OSError:
         return False
-    known = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
-    return resolved.startswith("127.") or resolved in known or host in known
+    addresses = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
+    return resolved.startswith("127.") or resolved in addresses or host in addresses
 
 
 def _listeners(port: int) -> Iterator[int]:
@@ -310,10 +310,10 @@ def _listeners(port: int) -> Iterator[int]:
 def _served_here() -> Iterator[str]:
     """Yield the addresses of this user's and root's Ray clusters: of those with a fixed port, as ``ray start`` gives them."""
     for process in psutil.process_iter(["name", "uids", "cmdline"]):
-        known = process.info
-        if known["name"] != "gcs_server" or known["uids"] is None or known["uids"].real not in (os.geteuid(), 0):
+        info = process.info
+        if info["name"] != "gcs_server" or info["uids"] is None or info["uids"].real not in (os.geteuid(), 0):
             continue
-        options = dict(option[2:].split("=", 1) for option in known["cmdline"] or () if option.startswith("--") and "=" in option)
+        options = dict(option[2:].split("=", 1) for option in info["cmdline"] or () if option.startswith("--") and "=" in option)
         host, port = options.get("node-ip-address"), options.get("gcs_server_port", "0")
         if host and port.isdigit() and int(port):
             yield f"{host}:{port}"
@@ -326,7 +326,7 @@ def _name(uid: int) -> str:
         return f"user {uid}"
 
 
-# Temporary folders of this process, and what processes that were killed left of theirs.
+# -- temporary folders of this process, and those that killed processes have left
 #
 # ::
 #
@@ -366,8 +366,8 @@ def create(name: str, place: str) -> OwnFolder:
     """Make a folder ``hfsdk-<name>-<random>`` of mode 0700.
 
     Args:
-        name: what it is for.
-        place: where; others can rename nothing of ours there (``ray_access.private_place``).
+        name: the purpose of the folder.
+        place: the place; others can rename nothing of ours there (``ray_access.private_place``).
 
     Raises:
         PlacementError: it cannot be made there, or not be locked.
@@ -450,10 +450,10 @@ def _lock(path: Path) -> int | None:
 def _lives(owner: int) -> bool:
     """Return whether the process that an owner file names is there."""
     os.lseek(owner, 0, os.SEEK_SET)
-    known = json.loads(os.read(owner, 4096))
-    if known.get("host", socket.gethostname()) != socket.gethostname():
+    owner_info = json.loads(os.read(owner, 4096))
+    if owner_info.get("host", socket.gethostname()) != socket.gethostname():
         return True  # as far as can be told from here
-    return is_there(int(known["pid"]), float(known["started"]))
+    return is_there(int(owner_info["pid"]), float(owner_info["started"]))
 
 
 def end_processes(path: Path) -> list[int]:
@@ -484,8 +484,8 @@ def _belonging(path: Path) -> Iterator[psutil.Process]:
                 continue
             command = process.cmdline()
             named = any(option.startswith("-") and f"={inside}" in f"{option}{os.sep}" for option in command)
-            told = bool(command) and (command[0].startswith("ray::") or "hfsdk.engine.ray.fork_server" in command)
-            if named or (told and any(file.path.startswith(inside) for file in process.open_files())):
+            of_workers = bool(command) and (command[0].startswith("ray::") or "hfsdk.engine.ray.fork_server" in command)
+            if named or (of_workers and any(file.path.startswith(inside) for file in process.open_files())):
                 yield process
 
 
@@ -496,13 +496,13 @@ def end_new_children(path: Path, since: float) -> None:
         path: the folder of that Ray.
         since: time at which the start began, as ``time.time()``.
     """
-    deadline, mine = time.monotonic() + END_S, psutil.Process().cmdline()
+    deadline, own_command = time.monotonic() + END_S, psutil.Process().cmdline()
     while True:
         end_processes(path)
         undecided = False
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
-                undecided |= child.create_time() > since - START_TOLERANCE_S and child.cmdline() == mine
+                undecided |= child.create_time() > since - START_TOLERANCE_S and child.cmdline() == own_command
         if not undecided or time.monotonic() > deadline:
             end_processes(path)
             return

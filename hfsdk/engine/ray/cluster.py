@@ -52,7 +52,7 @@ class Node:
     """A machine, or what Ray takes for one, with devices of a session."""
 
     number: int
-    """Its number in the session's ``ClusterSpec``."""
+    """The node's number in the session's ``ClusterSpec``."""
     ray_id: str
     address: str
     here: bool
@@ -75,11 +75,11 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
     Raises:
         PlacementError: Ray has fewer.
     """
-    mine = ray.get_runtime_context().get_node_id()
-    known = [node for node in ray.nodes() if node["Alive"]]
-    known.sort(key=lambda n: (n["NodeID"] != mine, n["NodeManagerAddress"], n["NodeID"]))
-    kind = "GPU" if any(n["Resources"].get("GPU", 0) for n in known) else "CPU"
-    room = [int(n["Resources"].get(kind, 0)) for n in known]
+    own_id = ray.get_runtime_context().get_node_id()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive.sort(key=lambda n: (n["NodeID"] != own_id, n["NodeManagerAddress"], n["NodeID"]))
+    kind = "GPU" if any(n["Resources"].get("GPU", 0) for n in alive) else "CPU"
+    room = [int(n["Resources"].get(kind, 0)) for n in alive]
     total = sum(room)
     if kind == "GPU":
         check_count(num_devices, total)
@@ -94,31 +94,31 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
                 "Ask for fewer, or close the session that started Ray and make one with more devices."
             )
         counts = _spread(room, count)
-    used = [(node, count) for node, count in zip(known, counts, strict=True) if count]
-    devices = tuple((_device(node, kind, count, node["NodeID"] == mine),) * count for node, count in used)
+    used = [(node, count) for node, count in zip(alive, counts, strict=True) if count]
+    devices = tuple((_device(node, kind, count, node["NodeID"] == own_id),) * count for node, count in used)
     nodes = [
-        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == mine) for number, (node, _) in enumerate(used)
+        Node(number, node["NodeID"], node["NodeManagerAddress"], node["NodeID"] == own_id) for number, (node, _) in enumerate(used)
     ]
-    cores = tuple(_cores(node, count, node["NodeID"] == mine) for node, count in used) if kind == "CPU" else ()
+    cores = tuple(_cores(node, count, node["NodeID"] == own_id) for node, count in used) if kind == "CPU" else ()
     each = tuple(nodes[k] for k, (_, count) in enumerate(used) for _ in range(count))
     return ClusterSpec.of(devices, node_cores=cores), each
 
 
 def _packed(room: Sequence[int], count: int) -> list[int]:
     """Fill one node after the other: GPUs of one node have the faster links."""
-    taken: list[int] = []
+    counts: list[int] = []
     for free in room:
-        taken.append(min(free, count - sum(taken)))
-    return taken
+        counts.append(min(free, count - sum(counts)))
+    return counts
 
 
 def _spread(room: Sequence[int], count: int) -> list[int]:
     """Give every node about the same, as far as it has room."""
-    taken = [0] * len(room)
-    while sum(taken) < count:
-        least = min((k for k, free in enumerate(room) if taken[k] < free), key=lambda k: taken[k])
-        taken[least] += 1
-    return taken
+    counts = [0] * len(room)
+    while sum(counts) < count:
+        least = min((k for k, free in enumerate(room) if counts[k] < free), key=lambda k: counts[k])
+        counts[least] += 1
+    return counts
 
 
 def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> DeviceSpec:
@@ -126,8 +126,8 @@ def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> Devic
     if kind == "GPU":
         name = next((k.split(":", 1)[1] for k in resources if k.startswith("accelerator_type:")), "GPU")
         preset, gigabytes = ACCELERATORS.get(name, (name, 0))
-        known = DEVICES.get(preset) or replace(DEVICES["H100"], name=name)
-        return replace(known, memory_bytes=gigabytes * 10**9) if gigabytes else known
+        preset_device = DEVICES.get(preset) or replace(DEVICES["H100"], name=name)
+        return replace(preset_device, memory_bytes=gigabytes * 10**9) if gigabytes else preset_device
     free = psutil.virtual_memory().available if here else int(resources.get("memory", 0))
     return replace(DEVICES["cpu"], memory_bytes=free // count)
 
@@ -177,15 +177,15 @@ def check_same(address: str) -> None:
     Raises:
         PlacementError: it is another one.
     """
-    mine = ray.get_runtime_context().gcs_address
-    (host, _, port), (my_host, _, my_port) = address.rpartition(":"), mine.rpartition(":")
+    own_address = ray.get_runtime_context().gcs_address
+    (host, _, port), (my_host, _, my_port) = address.rpartition(":"), own_address.rpartition(":")
     try:
         same = port == my_port and (my_host == host or socket.gethostbyname(host) in (my_host, "127.0.0.1"))
     except OSError:
         same = False
     if not same:
         raise PlacementError(
-            f"this process uses the Ray at {mine}, not {address}: close its session (or call ray.shutdown()) first, "
+            f"this process uses the Ray at {own_address}, not {address}: close its session (or call ray.shutdown()) first, "
             "or open the new session in another process"
         )
 
@@ -212,19 +212,19 @@ def present(nodes: Sequence[Node], cluster: ClusterSpec) -> tuple[tuple[Node, ..
     the same address comes first.
 
     Args:
-        nodes: of every device, as known so far.
+        nodes: the node of every device, as known so far.
         cluster: the devices.
     """
     there = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-    found = {node: node for node in nodes}
-    for lost in [node for node in found if node.ray_id not in there]:
-        taken = {node.ray_id for node in found.values()}
+    current = {node: node for node in nodes}
+    for lost in [node for node in current if node.ray_id not in there]:
+        used = {node.ray_id for node in current.values()}
         devices = cluster.node_devices[lost.number]
-        free = [node for ray_id, node in there.items() if ray_id not in taken and _has(node, devices)]
+        free = [node for ray_id, node in there.items() if ray_id not in used and _has(node, devices)]
         if free:
             new = min(free, key=lambda node: (node["NodeManagerAddress"] != lost.address, node["NodeID"]))
-            found[lost] = replace(lost, ray_id=new["NodeID"], address=new["NodeManagerAddress"])
-    return tuple(found[node] for node in nodes), frozenset(there)
+            current[lost] = replace(lost, ray_id=new["NodeID"], address=new["NodeManagerAddress"])
+    return tuple(current[node] for node in nodes), frozenset(there)
 
 
 def _has(node: Mapping[str, Any], devices: Sequence[DeviceSpec]) -> bool:
@@ -238,7 +238,7 @@ def check_present(nodes: Sequence[Node], alive: Container[str], devices: Sequenc
     """Check that the nodes of some devices are still there.
 
     Args:
-        nodes: of every device of the session.
+        nodes: the node of every device of the session.
         alive: Ray's names of those that are there.
         devices: the numbers of those that are wanted.
 
@@ -261,7 +261,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-# What ``hf.doctor()`` sees of this user's Ray: its token, its place, the cluster of ``"auto"``, open ports, leftovers.
+# -- this user's Ray as ``hf.doctor()`` sees it: its token, its place, the cluster of ``"auto"``, open ports, leftovers
 
 
 @dataclass(frozen=True)
@@ -316,10 +316,10 @@ def _place() -> StateCheck:
 
 def _auto() -> StateCheck:
     try:
-        found = access.find_cluster()
+        joined = access.find_cluster()
     except PlacementError as error:
         return StateCheck("hf.Session('auto')", not os.path.lexists(access.address_file()), str(error))
-    return StateCheck("hf.Session('auto')", True, f"joins {found.address}, as {found.source} says")
+    return StateCheck("hf.Session('auto')", True, f"joins {joined.address}, as {joined.source} says")
 
 
 def _ports() -> StateCheck:

@@ -45,10 +45,10 @@ SOCKET = "forks"
 """Name in the folder of Ray; ``fork_setup_worker.py`` knows it too."""
 
 ENGINES = "HFSDK_ENGINES"
-"""In the environment: the socket of a process that has imported the engines already."""
+"""The environment variable with the socket of a process that has imported the engines already."""
 
 STARTER = 0
-"""Its standard input, which is at its end when its starter has ended."""
+"""The file descriptor of standard input, which is at its end when the server's starter has ended."""
 
 ASK_S = 10.0
 """How long a request may take to come."""
@@ -74,7 +74,7 @@ class WorkerForks:
         """Start it; it imports while the caller goes on.
 
         Args:
-            folder: of Ray, in which it listens.
+            folder: the folder of Ray in which it listens.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(folder / SOCKET))  # here, so that whoever asks finds it and waits
@@ -95,9 +95,9 @@ class WorkerForks:
 
 def _started(folder: Path, listener: socket.socket, log: int | IO[bytes]) -> subprocess.Popen[bytes]:
     """Return a new process that imports the engines."""
-    known = os.pathsep.join(place for place in sys.path if place)
+    import_path = os.pathsep.join(place for place in sys.path if place)
     private = {"TMPDIR": str(folder)} | private_places.in_use(folder)  # torch looks for files there when it is imported
-    variables = malloc_settings.variables(os.environ | private | {"PYTHONPATH": known, "OMP_NUM_THREADS": "1"})
+    variables = malloc_settings.variables(os.environ | private | {"PYTHONPATH": import_path, "OMP_NUM_THREADS": "1"})
     return subprocess.Popen(
         [sys.executable, "-m", __name__, f"--folder={folder}", str(listener.fileno())],
         stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd="/", start_new_session=True,
@@ -114,7 +114,7 @@ def _fork_of(engines: str | None, listener: int, log: int) -> int | None:
     if not engines:
         return None
     request = {"listens": True, "hfsdk": SCRIPT, "path": [place for place in sys.path if place]}
-    theirs, mine = os.pipe()
+    theirs, own_end = os.pipe()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker, contextlib.suppress(OSError):
         asker.settimeout(START_S)
         asker.connect(engines)
@@ -122,9 +122,9 @@ def _fork_of(engines: str | None, listener: int, log: int) -> int | None:
         asker.shutdown(socket.SHUT_WR)
         if asker.recv(1) == b"+":
             os.close(theirs)
-            return mine
+            return own_end
     os.close(theirs)
-    os.close(mine)
+    os.close(own_end)
     return None
 
 
@@ -178,10 +178,10 @@ def _ready_for(request: dict[str, Any]) -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _import_ray(told: dict[str, str]) -> None:
+def _import_ray(variables: dict[str, str]) -> None:
     """Import Ray, with what it reads once then: the raylet with which its workers end, and that they are of no job yet."""
     if "ray" not in sys.modules:
-        os.environ.update({name: value for name, value in told.items() if name.startswith("RAY_")} | {"RAY_JOB_ID": NO_JOB})
+        os.environ.update({name: value for name, value in variables.items() if name.startswith("RAY_")} | {"RAY_JOB_ID": NO_JOB})
         with startup.importing(), _nothing_drawn():
             from hfsdk.engine.ray import worker_process  # noqa: F401
 
@@ -263,7 +263,7 @@ def main(number: int) -> None:
     """Be the server, a server forked from it, or a worker; this process ends as one of them.
 
     Args:
-        number: of the file on which it listens.
+        number: the number of the file on which it listens.
     """
     os.environ.update(environment.of_worker(1, False))
     with startup.not_there("ray"):  # which vLLM would import

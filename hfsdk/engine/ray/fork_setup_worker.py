@@ -1,4 +1,4 @@
-"""What a Ray of our own runs where Ray would start Python for a worker: it asks the server of ``fork_server.py`` for a fork.
+"""The program that a Ray of our own runs where Ray would start Python for a worker: it has ``fork_server.py`` fork one.
 
 Ray runs it as a script, in place of its own ``setup_worker.py`` (Ray looks for the end of that name) and ``default_worker.py``::
 
@@ -29,9 +29,9 @@ WAIT_S = 300.0
 def forkable(context: dict[str, Any]) -> bool:
     """Whether a fork can have a runtime environment: variables that Ray reads when a worker begins, and nothing else."""
     variables = context.get("env_vars") or {}
-    asked = {name for name, value in context.items() if value and name not in ("env_vars", "py_executable")}
+    others = {name for name, value in context.items() if value and name not in ("env_vars", "py_executable")}
     return (
-        not asked and all(name.startswith("RAY_") for name in variables) and context.get("py_executable") in (None, sys.executable)
+        not others and all(name.startswith("RAY_") for name in variables) and context.get("py_executable") in (None, sys.executable)
     )
 
 
@@ -70,9 +70,9 @@ def _here() -> str:
 
 def main() -> None:
     """Have a worker made for the arguments of this process."""
-    given = [argument for argument in sys.argv[1:] if argument != __file__ and argument not in ("-s", "-S")]
-    plain = [argument for argument in given if not argument.startswith((CONTEXT, "--language="))]
-    contexts = [argument[len(CONTEXT) :] for argument in given if argument.startswith(CONTEXT)]
+    arguments = [argument for argument in sys.argv[1:] if argument != __file__ and argument not in ("-s", "-S")]
+    plain = [argument for argument in arguments if not argument.startswith((CONTEXT, "--language="))]
+    contexts = [argument[len(CONTEXT) :] for argument in arguments if argument.startswith(CONTEXT)]
     context = json.loads(contexts[0]) if contexts else {}
     folder = next((a.partition("=")[2] for a in plain if a.startswith("--temp-dir=")), "")
     if folder and forkable(context):
@@ -82,7 +82,9 @@ def main() -> None:
             return
     workers = os.path.join(_folder_of("ray"), "_private", "workers")
     before = [os.path.join(workers, "setup_worker.py")] if contexts else []
-    os.execv(sys.executable, [sys.executable, *before, os.path.join(workers, "default_worker.py"), *(given if contexts else plain)])
+    os.execv(
+        sys.executable, [sys.executable, *before, os.path.join(workers, "default_worker.py"), *(arguments if contexts else plain)]
+    )
 
 
 if __name__ == "__main__":

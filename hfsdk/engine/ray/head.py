@@ -42,12 +42,12 @@ MOST_LOGS, LOG_S = 20, 7 * 86_400.0
 """How many files of what sessions have printed stay after their end, and how long."""
 
 NAMESPACE = "hfsdk"
-"""Of the keepers' names in Ray."""
+"""The namespace of the keepers' names in Ray."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where this machine's Ray for kept sessions is."""
+    """The place of this machine's Ray for kept sessions."""
 
     address: str
     pid: int
@@ -95,11 +95,11 @@ def log_file(name: str) -> str:
 
 def _forget_old(logs: Path) -> None:
     """Remove what ended sessions have printed: beyond the last ``MOST_LOGS``, and what is older than ``LOG_S``."""
-    found = []
+    logs_by_age = []
     for path in logs.glob("*.log"):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path))
-    for number, (written, path) in enumerate(sorted(found, reverse=True)):
+            logs_by_age.append((path.stat().st_mtime, path))
+    for number, (written, path) in enumerate(sorted(logs_by_age, reverse=True)):
         if number < MOST_LOGS and time.time() - written < LOG_S:
             continue
         with contextlib.suppress(OSError), open(path, "rb+") as log:
@@ -156,8 +156,8 @@ def start() -> Head:
 @contextmanager
 def staying(*, wait: bool = True) -> Iterator[bool]:
     """Keep the head from ending, and others from starting one, meanwhile; without ``wait`` give whether it could be done."""
-    with _locked("head.lock", fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB) as mine:
-        yield mine
+    with _locked("head.lock", fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
+        yield locked
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _locked(name: str, how: int) -> Iterator[bool]:
 
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
-"""What asks a server to end."""
+"""The signals that ask a server to end."""
 
 
 @contextmanager
@@ -203,8 +203,8 @@ def await_end() -> None:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the head: this process's, with what it imports from."""
-    known = [place for place in sys.path if place and os.path.isdir(os.path.join(place, "hfsdk"))]
-    path = os.pathsep.join(filter(None, [*known, os.environ.get("PYTHONPATH", "")]))
+    folders = [place for place in sys.path if place and os.path.isdir(os.path.join(place, "hfsdk"))]
+    path = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH", "")]))
     return os.environ | ({"PYTHONPATH": path} if path else {})
 
 

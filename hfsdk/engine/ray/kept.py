@@ -65,12 +65,12 @@ class KeeperProcess(LoggedProcess):
         sys.setswitchinterval(SWITCH_S)
         sys.path += [place for place in path if place not in sys.path]
         self._keeper: Any = None
-        self._asked, self._begun = threading.Event(), threading.Event()
+        self._begin_asked, self._begun = threading.Event(), threading.Event()
         threading.Thread(target=self._end_unless_begun, name="hfsdk-begin", daemon=True).start()
 
     def _end_unless_begun(self) -> None:
         """End where whoever started this process was killed before it said what to build, or where that failed."""
-        if not self._asked.wait(START_S):
+        if not self._begin_asked.wait(START_S):
             print("whoever started this process has not said what it keeps: it ends", flush=True)
             os._exit(1)
         self._begun.wait()
@@ -87,7 +87,7 @@ class KeeperProcess(LoggedProcess):
             finally:
                 self._begun.set()
 
-        self._asked.set()
+        self._begin_asked.set()
         return Reply.of(begun)
 
     def ask(self, request: Any) -> Reply:
@@ -109,11 +109,11 @@ class RayKeeper:
 
     actor: Any
     name: str
-    """Its name in Ray: the session's, and something that tells it from those before it."""
+    """The keeper's name in Ray: the session's, and something that tells it from those before it."""
     user: str
-    """Under which this process uses Ray, for :meth:`leave`."""
+    """The name under which this process uses Ray, for :meth:`leave`."""
     client: Any = None
-    """Of this side's session; what comes from a keeper finds it by itself."""
+    """The client of this side's session; what comes from a keeper finds it by itself."""
     near: ClassVar[bool] = True
     """Whether this process can use the cluster's store."""
 
@@ -134,11 +134,11 @@ class RayKeeper:
         """
         if not ray.is_initialized():  # at the interpreter's exit: Ray would start another one
             raise SessionClosedError("this process has done with Ray")
-        asked = self.actor.ask.remote(request)
+        pending = self.actor.ask.remote(request)
 
         def answer(timeout_s: float | None) -> Reply:
             try:
-                reply: Reply = ray.get(asked, timeout=timeout_s)
+                reply: Reply = ray.get(pending, timeout=timeout_s)
             except WORKER_GONE as error:
                 raise SessionClosedError(reason_of(error)) from None
             except ray.exceptions.GetTimeoutError:
@@ -185,7 +185,7 @@ def start(
 
     Args:
         name: the session's.
-        address: of a cluster, ``"auto"``, or ``None`` for this machine alone.
+        address: the address of a cluster, ``"auto"``, or ``None`` for this machine alone.
         make: makes what answers, in the keeper's process, of ``options``.
         options: picklable.
         refuse: given the keepers there are, raises where there may not be this one too.

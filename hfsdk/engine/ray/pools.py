@@ -63,7 +63,7 @@ class RayPools:
     Attributes:
         open: the open pools, by name.
         devices: the worker process of every device that has one.
-        nodes: of every device.
+        nodes: the node of every device.
         links: between open pools.
     """
 
@@ -107,8 +107,8 @@ class RayPools:
     def look(self) -> frozenset[str]:
         """Put other nodes in place of those that left; return Ray's names of the nodes that are there."""
         with self._looking:
-            known, (self.nodes, alive) = self.nodes, present(self.nodes, self._cluster)
-            for device, (old, new) in enumerate(zip(known, self.nodes, strict=True)):
+            before, (self.nodes, alive) = self.nodes, present(self.nodes, self._cluster)
+            for device, (old, new) in enumerate(zip(before, self.nodes, strict=True)):
                 if old != new:
                     self.devices.pop(device, None)  # its process ended with the node
         return alive
@@ -196,8 +196,8 @@ class RayPools:
         for member in members:
             ray.kill(member.handle)
             self.devices.pop(member.device, None)
-        mine = {node.address for node in self.nodes if node.here}
-        near = [member for member in members if self.nodes[member.device].address in mine]
+        own_addresses = {node.address for node in self.nodes if node.here}
+        near = [member for member in members if self.nodes[member.device].address in own_addresses]
         _wait_gone([member.pid for member in near if member.pid is not None])
 
     def rename(self, old: str, new: str) -> None:
@@ -260,7 +260,7 @@ def _wait_gone(pids: Sequence[int], timeout_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-# The open pools of Ray's workers, and the links between two of them over which weights go straight (see ``direct.py``).
+# -- the open pools of Ray's workers, and the links between two of them over which weights go straight (see ``direct.py``)
 
 PEER_LEFT = (
     "Connection closed by peer",
@@ -268,7 +268,7 @@ PEER_LEFT = (
     "Application timeout caused pair closure",
     "NCCL communicator was aborted",
 )
-"""What gloo and NCCL say on a rank whose peer has left, or that has left itself."""
+"""The messages of gloo and NCCL on a rank whose peer has left, or that has left itself."""
 
 
 @dataclass(eq=False)
@@ -293,7 +293,7 @@ class PoolState:
 
     @property
     def workers(self) -> list[Any]:
-        """Their handles."""
+        """The workers' handles."""
         return [member.handle for member in self.members]
 
 

@@ -18,10 +18,10 @@ GONE = (
     ray.exceptions.ObjectLostError,
     ray.exceptions.ReferenceCountingAssertionError,
 )
-"""What Ray raises for an object whose owner, or every copy of which, is gone."""
+"""Ray's errors for an object whose owner, or every copy of which, is gone."""
 
 WORKER_GONE = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
-"""What Ray raises where a worker has ended; the second where Ray itself ended it, as its node had no memory left."""
+"""Ray's errors for a worker that has ended; the second where Ray itself ended it, as its node had no memory left."""
 
 
 class RayStore:

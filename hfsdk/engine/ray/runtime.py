@@ -113,7 +113,7 @@ class RayRuntime:
     leaves nothing behind.
 
     Attributes:
-        notices: what the user has to know about who can reach this Ray.
+        notices: sentences for the user about who can reach this Ray.
     """
 
     kind = "ray"
@@ -133,8 +133,8 @@ class RayRuntime:
 
         Args:
             num_devices: how many devices; ``None`` for all.
-            address: of a cluster; ``None`` for a Ray of this process's own.
-            num_threads: of each worker; by default the processors are shared.
+            address: the address of a cluster; ``None`` for a Ray of this process's own.
+            num_threads: the threads of each worker; by default the processors are shared.
             start_timeout_s: how long a pool's processes may take to start and join.
             collective_timeout_s: how long a rank waits for others.
             deterministic: whether GPUs are held to one order.
@@ -225,30 +225,30 @@ class RayRuntime:
     @_while_open
     def keep(self, role: str, pool: Pool, number: int) -> StateCopy:
         """Have every worker of the pool keep its part in its own memory: the object store may be smaller than a state."""
-        kept = [answer.result for answer in self._calls.each(pool, Keep(role, number), _own_call(role, "keep"))]
-        layout, num_updates, _ = kept[0]
-        return StateCopy(number, role, layout, pool.devices, tuple(size for _, _, size in kept), num_updates)
+        shares = [answer.result for answer in self._calls.each(pool, Keep(role, number), _own_call(role, "keep"))]
+        layout, num_updates, _ = shares[0]
+        return StateCopy(number, role, layout, pool.devices, tuple(size for _, _, size in shares), num_updates)
 
     @_while_open
-    def holds(self, kept: StateCopy) -> bool:
+    def holds(self, state_copy: StateCopy) -> bool:
         """Ask the workers of its devices; one that does not answer has hung, and what it keeps is out of reach."""
-        workers = [self.pools.devices[device].handle for device in kept.devices if device in self.pools.devices]
-        asked = [worker.holds.remote(kept.number) for worker in workers]
+        workers = [self.pools.devices[device].handle for device in state_copy.devices if device in self.pools.devices]
+        replies = [worker.holds.remote(state_copy.number) for worker in workers]
         try:
-            return len(workers) == len(kept.devices) and all(ray.get(asked, timeout=ANSWER_S))
+            return len(workers) == len(state_copy.devices) and all(ray.get(replies, timeout=ANSWER_S))
         except (*WORKER_GONE, ray.exceptions.GetTimeoutError):
             return False
 
     @_while_open
-    def restore(self, role: RoleSpec, pool: Pool, kept: StateCopy) -> None:
+    def restore(self, role: RoleSpec, pool: Pool, state_copy: StateCopy) -> None:
         """Have every worker take its own part back; elsewhere, or in another layout, the parts go through the object store."""
         parts: list[Any] = []
-        if (str(mesh_of(role)), pool.devices) != (kept.layout, kept.devices):
-            if not self.holds(kept):
+        if (str(mesh_of(role)), pool.devices) != (state_copy.layout, state_copy.devices):
+            if not self.holds(state_copy):
                 raise CheckpointError(f"a worker that kept {role.name}'s state ended")
-            holders = [self.pools.devices[device].handle for device in kept.devices]
+            holders = [self.pools.devices[device].handle for device in state_copy.devices]
             try:
-                sent = ray.get([holder.ask.remote(SendKept(role.name, kept.number)) for holder in holders])
+                sent = ray.get([holder.ask.remote(SendKept(role.name, state_copy.number)) for holder in holders])
             except WORKER_GONE as error:
                 raise CheckpointError(f"a worker that kept {role.name}'s state ended: {reason_of(error)}") from None
             failed = [answer.error for answer in sent if answer.error is not None]
@@ -256,16 +256,16 @@ class RayRuntime:
                 raise failed[0]
             parts = [answer.part for answer in sent]
         try:
-            self._calls.each(pool, Restore(role.name, kept.number, parts), _own_call(role.name, "restore"))
+            self._calls.each(pool, Restore(role.name, state_copy.number, parts), _own_call(role.name, "restore"))
         except StateGoneError as gone:  # perhaps of some ranks only: none of them can be used as it is
             raise WorkerDiedError(str(gone), role=role.name, method="restore") from None
 
     @_while_open
-    def forget(self, kept: StateCopy) -> None:
+    def forget(self, state_copy: StateCopy) -> None:
         """Tell the workers of its devices."""
-        for device in kept.devices:
+        for device in state_copy.devices:
             if device in self.pools.devices:
-                self.pools.devices[device].handle.forget.remote(kept.number)
+                self.pools.devices[device].handle.forget.remote(state_copy.number)
 
     @_while_open
     def release(self, role: str, pool: Pool) -> None:
@@ -398,14 +398,14 @@ class RayRuntime:
     @_while_open
     def free_host_bytes(self, devices: Sequence[int]) -> dict[int, int]:
         """Ask this machine, and of every other node one worker; a node whose worker does not answer is left out."""
-        free_bytes, asked = {}, {}
+        free_bytes, workers = {}, {}
         for device in devices:
             node = self.pools.nodes[device]
             if node.here:
                 free_bytes[node.number] = free_host_bytes()
             elif device in self.pools.devices:
-                asked[node.number] = self.pools.devices[device].handle
-        for number, worker in asked.items():
+                workers[node.number] = self.pools.devices[device].handle
+        for number, worker in workers.items():
             with suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 free_bytes[number] = int(ray.get(worker.free_host_bytes.remote(), timeout=LOOK_S))
         return free_bytes
@@ -458,19 +458,19 @@ def _each_of(refs: Sequence[Any]) -> list[Any]:
     Raises:
         RayError: the first one's.
     """
-    found, errors = [], []
+    values, errors = [], []
     for ref in refs:
         try:
-            found.append(ray.get(ref))
+            values.append(ray.get(ref))
         except ray.exceptions.RayError as error:
             errors.append(error)
     if errors:
         raise errors[0]
-    return found
+    return values
 
 
 USER_GRACE_S = 600.0
-"""As ``GRACE_S``, where the user's own function runs on the ranks (``run``, ``call``): one may have much more to do than another.
+"""The same as ``GRACE_S`` where the user's own function runs on the ranks (``run``, ``call``): one may have more to do.
 
 An interrupt ends the wait.
 """
@@ -481,7 +481,7 @@ class RayCalls:
 
     Attributes:
         cancelled: numbers of the calls that were asked to stop.
-        column_bytes: of small results that came through this process.
+        column_bytes: the bytes of small results that came through this process.
     """
 
     def __init__(self, pools: RayPools) -> None:
@@ -541,9 +541,9 @@ class RayCalls:
         give, take = (Call(id=number, role=role, method=method.name) for method in (GIVE_STATE, TAKE_STATE))
         asking = giver
         try:
-            given = [answer.part for answer in self.each(giver.pool, Offer(role), give)]
+            offered = [answer.part for answer in self.each(giver.pool, Offer(role), give)]
             asking = taker
-            taken = [answer.part for answer in self.each(taker.pool, Need(role, given), take)]
+            needed = [answer.part for answer in self.each(taker.pool, Need(role, offered), take)]
         except WorkerDiedError as error:
             raise TransferBrokenError([(asking.pool, error)]) from None
         members = [*giver.members, *taker.members]
@@ -551,8 +551,8 @@ class RayCalls:
 
         def ask(link: Link) -> Iterator[Any]:
             for rank, member in enumerate(members):
-                call = give if rank < len(given) else take
-                yield member.handle.ask.remote(MoveState(role, call, link, rank, given, taken, nodes))
+                call = give if rank < len(offered) else take
+                yield member.handle.ask.remote(MoveState(role, call, link, rank, offered, needed, nodes))
 
         outcome = self._together((giver, give), (taker, take), ask)
         if outcome.error is not None:
@@ -659,12 +659,12 @@ def failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
 
 def store_of(call: Call, answers: Sequence[Answer]) -> Stored | None:
     """Return what a call wrote, by reference; ``None``: nothing."""
-    kept = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
-    if not kept:
+    written = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
+    if not written:
         return None
-    kept = [(rank, a) for rank, a in kept if len(a.rows)] or kept[:1]  # without rows no column has its kind
-    parts = tuple(Part(a.rows, a.part, a.num_bytes, rank) for rank, a in kept)
-    return Stored(str(call), call.num_rows, parts, _merge_infos([a for _, a in kept], call.num_rows))
+    written = [(rank, a) for rank, a in written if len(a.rows)] or written[:1]  # without rows no column has its kind
+    parts = tuple(Part(a.rows, a.part, a.num_bytes, rank) for rank, a in written)
+    return Stored(str(call), call.num_rows, parts, _merge_infos([a for _, a in written], call.num_rows))
 
 
 def _merge_infos(answers: Sequence[Answer], num_rows: int) -> dict[str, ColumnInfo]:
@@ -711,8 +711,8 @@ class FolderSender:
             return
         with self._sending:  # one at a time, so that two pools on a node do not both send it
             manifest = Manifest.of(role.folder)
-            found = self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
-            lacking = {self._pools.nodes[state.pool.devices[rank]]: rank for rank, path in zip(far, found, strict=True) if not path}
+            paths = self._ask(state, far, role, lambda w: w.find_folder.remote(manifest))
+            lacking = {self._pools.nodes[state.pool.devices[rank]]: rank for rank, path in zip(far, paths, strict=True) if not path}
             if not lacking:
                 return
             takers = list(lacking.values())
@@ -752,7 +752,7 @@ class TaskRunner:
         """Have no process yet.
 
         Args:
-            log_file: of the process.
+            log_file: the log file of the process.
             start_s: how long it may take to start.
             cancelled: numbers of the calls that were asked to stop, as they come.
         """

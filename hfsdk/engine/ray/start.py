@@ -53,19 +53,19 @@ _NODE_START = ray._private.node.Node.__init__.__code__
 """Starts Ray's processes and waits for them: may be interrupted, for they are known by their folder and can be ended."""
 
 _lock = threading.RLock()
-"""Held by whoever starts, joins, leaves or ends a Ray: sessions may be opened and closed on several threads."""
+"""The lock of starting, joining, leaving or ending a Ray: sessions may be opened and closed on several threads."""
 
 _own_ray: set[str] = set()
 """Job ids of the open sessions of this process on a Ray that hfsdk started or joined; the last one to close ends or leaves it."""
 
 _forgone: set[str] = set()
-"""Those of them whose session has ended by itself, perhaps with its cluster: they need not stay for a new session."""
+"""Job ids, of these, whose session has ended by itself, perhaps with its cluster: they need not stay for a new session."""
 
 _folder: OwnFolder | None = None
-"""Where the Ray that hfsdk started lives; ``None`` without one."""
+"""The folder of the Ray that hfsdk started; ``None`` without one."""
 
 _forks: WorkerForks | None = None
-"""What its workers are forked from; ``None`` where they cannot be."""
+"""The process that its workers are forked from; ``None`` where they cannot be."""
 
 _mode_before: list[str | None] = []
 """The environment's ``RAY_AUTH_MODE``, while it is another one than the user's."""
@@ -237,9 +237,9 @@ def _with_forks() -> Iterator[None]:
     node: Any = ray._private.node.Node
     original = node.start_raylet
 
-    def start_raylet(self: Any, *given: Any, **options: Any) -> None:
+    def start_raylet(self: Any, *arguments: Any, **options: Any) -> None:
         self._ray_params.worker_path = self._ray_params.setup_worker_path = SCRIPT
-        original(self, *given, **options)
+        original(self, *arguments, **options)
 
     if _forks is not None:
         node.start_raylet = start_raylet
@@ -261,38 +261,38 @@ def join(address: str, *, near: bool = False) -> list[str]:
         PlacementError: there is none, it does not answer, or another user has to do with its address.
     """
     cluster = ray_access.find_cluster() if address == "auto" else ray_access.ClusterAddress(address, "the user")
-    known = cluster.address
+    gcs = cluster.address
     notices: list[str] = []
     with held(_NODE_START):
         try:
-            access = ask_alive(known)
+            access = ask_alive(gcs)
             if access == "token" or (access == "unknown" and ray_access.has_token()):
                 notices = ray_access.secure_token(make=False)
-                found = address == "auto" and cluster.source != "RAY_ADDRESS"
-                if near or (found and ray_access.AUTH_MODE not in os.environ):
+                discovered = address == "auto" and cluster.source != "RAY_ADDRESS"
+                if near or (discovered and ray_access.AUTH_MODE not in os.environ):
                     _require_token()
             if access == "token" and _raylet.get_authentication_mode() != _raylet.AuthenticationMode.TOKEN:
                 raise PlacementError(
-                    f"the Ray cluster at {known} asks for a token, and to an address that is given by hand this process shows "
+                    f"the Ray cluster at {gcs} asks for a token, and to an address that is given by hand this process shows "
                     f"none: set {ray_access.AUTH_MODE}=token in the environment before Python starts, with the cluster's token in "
                     "~/.ray/auth_token"
                 )
             shipped = None if near else SHIPPED
-            ray.init(address=known, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
+            ray.init(address=gcs, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
             deliver()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             end()
             if isinstance(error, PlacementError):
                 raise
             raise PlacementError(
-                f"no Ray cluster at {known!r} can be used from here: {error}. Start one with `ray start --head`, give its "
+                f"no Ray cluster at {gcs!r} can be used from here: {error}. Start one with `ray start --head`, give its "
                 "address as host:port, and open the session on one of its nodes."
             ) from error
         except BaseException:
             end()
             raise
         _silence()
-    return [*notices, *_open_to_strangers(known, access), *_open_folder()]
+    return [*notices, *_open_to_strangers(gcs, access), *_open_folder()]
 
 
 def _open_to_strangers(address: str, access: Access) -> list[str]:

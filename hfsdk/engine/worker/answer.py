@@ -1,4 +1,4 @@
-"""What a rank or a task sends back, and how it reads its columns: references and metadata travel, columns stay in the store."""
+"""The answer of a rank or a task, and how it reads its columns: references and metadata travel, columns stay in the store."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Answer:
 
     status: str = "ok"
     rows: Any = field(default_factory=lambda: NO_ROWS)
-    """Of a call: numbers of the rank's rows in its batch."""
+    """The numbers of the rank's rows in a call's batch."""
     part: Any = None
     """Reference to the written columns, or to the rank's part of a state."""
     num_bytes: int = 0
-    """Of what ``part`` refers to."""
+    """The bytes that ``part`` refers to."""
     columns: Mapping[str, ColumnInfo] | None = None
     result: Any = None
     error: HfsdkError | StateGoneError | None = None
-    """The second the controller answers; the first goes to the user's line."""
+    """The controller answers a ``StateGoneError`` itself; the other kind goes to the user's line."""
     spans: tuple[Span, ...] = ()
 
     def describe(self, columns: Mapping[str, Column]) -> None:
         """Say what was written; equal length arrays are shared, so that they travel once."""
-        known: list[np.ndarray[Any, Any]] = []
+        lengths_so_far: list[np.ndarray[Any, Any]] = []
         self.columns = described = {}
         for name, column in columns.items():
             lengths = None
             if isinstance(column, Ragged):
                 lengths = column.lengths.astype(np.int32)
-                same = next((k for k in known if np.array_equal(k, lengths)), None)
+                same = next((k for k in lengths_so_far if np.array_equal(k, lengths)), None)
                 lengths = lengths if same is None else same
-                known.append(lengths)
+                lengths_so_far.append(lengths)
             dtype = "text" if isinstance(column, list) else str(column.dtype)
             described[name] = ColumnInfo(kind_of(column), dtype, _num_bytes(column), lengths, unscored_or_none(column))
         self.num_bytes = sum(info.num_bytes for info in described.values())
@@ -72,7 +72,7 @@ def read(picks: Sequence[Pick], rows: Any, store: ObjectStore) -> Table:
                 f"columns {', '.join(pick.columns)} are gone: the worker that wrote them in {pick.source} died; run it again"
             ) from None
         for name, stored in pick.columns.items():
-            parts = [take(held[stored], local) for held, local in zip(objects, pick.local_rows, strict=True)]
+            parts = [take(stored_object[stored], local) for stored_object, local in zip(objects, pick.local_rows, strict=True)]
             column = parts[0] if len(parts) == 1 else concat(parts)
             columns[name] = column if pick.order is None else take(column, pick.order)
     return Table(columns, rows)

@@ -30,7 +30,7 @@ def of_worker(num_threads: int, asked_deterministic: bool) -> dict[str, str]:
     return of_process(num_threads) | engines
 
 
-# ``import_engines``: what takes ten seconds of a processor, ahead of its first use.
+# -- imports that take ten seconds of a processor, ahead of their first use
 
 
 def import_engines() -> None:

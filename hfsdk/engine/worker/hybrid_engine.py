@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 DAMAGED = (
     "The trainer's weights of this rank are damaged: session.load(...) a checkpoint, or rewind to a snapshot, before you go on."
 )
-"""What to do where the weights were nowhere else."""
+"""The advice where the weights were nowhere else."""
 
 
 def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None:
@@ -56,8 +56,8 @@ def put_into_use(rollout: Rollout, group: ProcessGroup, safe: SafePoint) -> None
     error = None
     try:
         rollout.finish_update()
-    except WeightMismatchError as found:
-        error = found
+    except WeightMismatchError as mismatch_error:
+        error = mismatch_error
     safe.agree(group, error)
 
 
@@ -89,10 +89,10 @@ class HybridEngine:
 
     Attributes:
         plan: how what the role learns goes from the trainer to the rollout; ``None`` where one of them is missing.
-        residency: which of the two has the weights, where they share memory.
+        residency: the record of which of the two has the weights, where they share memory.
         stale: whether the rollout's weights are older than the trainer's.
         touched: whether a base may have changed, which nothing trains.
-        last_report: of the last time that the rollout took some, also where they were wrong.
+        last_report: the report of the last time that the rollout took some, also where they were wrong.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class HybridEngine:
         """Number of the snapshot whose adapters the rollout has beside the role's."""
         self._leg: WeightTransfer | None = None
         self._base: WeightTransfer | None = None
-        self._base_given: fingerprints.Sums | None = None
+        self._base_sums: fingerprints.Sums | None = None
         """Fingerprints of the base that the rollout has."""
         self._proof_s = 0.0
         """Seconds that proofs have taken since the transition began."""
-        self._given: fingerprints.Sums | None = None
+        self._given_sums: fingerprints.Sums | None = None
         """Fingerprints of what this rank gave last."""
         self._damaged: Exception | None = None
         """Why the trainer's weights must not be used, until there are others."""
@@ -157,8 +157,8 @@ class HybridEngine:
         rank = self._worker.setup.rank
         at = plan.train_at(rank)
         assert at is not None
-        held, needed = megatron_boxes(plan.spec, plan.train, at.tp, at.pp), vllm_boxes(plan.spec, vllm_tp, rank % vllm_tp)
-        return Witness(plan.moves, rank, held, needed, () if self.residency is None else self.residency.shared)
+        trainer_boxes, needed = megatron_boxes(plan.spec, plan.train, at.tp, at.pp), vllm_boxes(plan.spec, vllm_tp, rank % vllm_tp)
+        return Witness(plan.moves, rank, trainer_boxes, needed, () if self.residency is None else self.residency.shared)
 
     def to_rollout(self, safe: SafePoint) -> TransportReport | None:
         """Give the rollout the trainer's weights (section 5.2, step 1); ``None`` if it has them, or they are another role's.
@@ -175,7 +175,7 @@ class HybridEngine:
             return None
         self._take_back(safe)
         if not rollout.awake:
-            self._base_given = None
+            self._base_sums = None
         self._together(rollout, rollout.wake_weights, safe)
         self._proof_s = -rollout.probe_s
         with trainer.on_device("weights"), self._worker.recorder.span("reshard") as attrs:
@@ -195,15 +195,15 @@ class HybridEngine:
         """Give the rollout the base that adapters stand beside, where it has none, or an older one on some rank."""
         if self._base is None:
             return None
-        lacks = self._base_given is None
+        lacks = self._base_sums is None
         if self.touched and not lacks:
-            lacks = bool((self._fingerprints(self._base, self._base.sources()) != self._base_given).any())
+            lacks = bool((self._fingerprints(self._base, self._base.sources()) != self._base_sums).any())
         self.touched = False
         if not any(self._groups.gather(lacks, bool)):
             return None
-        self._base_given = None
+        self._base_sums = None
         report = self._move(self._base, 0, safe)
-        self._base_given = self._given
+        self._base_sums = self._given_sums
         return report
 
     def _move(self, leg: WeightTransfer, num_updates: int, safe: SafePoint) -> TransportReport:
@@ -211,17 +211,17 @@ class HybridEngine:
         rank, world = self._worker.setup.rank, self._groups.world
         sources, targets = leg.sources(), leg.targets()
         self._agree(leg.plan, transport.problem(leg.plan, rank, sources, targets), num_updates, safe)
-        given = self._fingerprints(leg, sources)
+        sums = self._fingerprints(leg, sources)
         if self.residency is None:
             report = transport.execute(leg.plan, rank, sources, targets, world, checked=True)
         else:
             report = self.residency.to_rollout(world)
-        report = self._compare(leg, report, given, targets, safe)
+        report = self._compare(leg, report, sums, targets, safe)
         del targets  # or a plain weight would outlive its packing
         leg.use(safe)
         return report
 
-    def put_beside(self, number: int, kept: KeptShare, safe: SafePoint) -> None:
+    def put_beside(self, number: int, state: KeptShare, safe: SafePoint) -> None:
         """Have the rollout hold a snapshot's adapters too, in a slot of their own, unless it does; collective over the role.
 
         Raises:
@@ -235,14 +235,14 @@ class HybridEngine:
         if all(self._groups.gather(has, bool)):
             return
         with self._worker.recorder.span("reshard") as attrs:
-            tensors = trainer.shares.weights_of(kept.share)
+            tensors = trainer.shares.weights_of(state.share)
             slot = replace(
                 leg, sources=lambda: tensors, targets=partial(rollout.adapter_targets, BESIDE),
                 use=lambda safe: rollout.finish_adapters(BESIDE),
             )  # fmt: skip
-            last, given = self.last_report, self._given
-            report = self._move(slot, kept.num_updates, safe)
-            self.last_report, self._given = last, given
+            last, sums = self.last_report, self._given_sums
+            report = self._move(slot, state.num_updates, safe)
+            self.last_report, self._given_sums = last, sums
             attrs.update(bytes=report.bytes_received, bytes_copied=report.bytes_copied)
         self._beside = number
 
@@ -264,13 +264,17 @@ class HybridEngine:
         assert rollout is not None
         plan, witness, lora = leg.plan, leg.witness, self._spec.lora
         targets = rollout.readable() if lora is None else rollout.readable_adapters()
-        hidden = {taken.move.target_local for taken in witness.takes} - set(targets)
+        hidden = {take.move.target_local for take in witness.takes} - set(targets)
         with trainer.on_device("weights"):
-            away = self.residency is not None and self.residency.generating and self._given is not None
-            sums = self._given if away else self._fingerprints(leg, leg.sources() if lora is None else _scaled(leg.sources(), lora))
+            away = self.residency is not None and self.residency.generating and self._given_sums is not None
+            sums = (
+                self._given_sums
+                if away
+                else self._fingerprints(leg, leg.sources() if lora is None else _scaled(leg.sources(), lora))
+            )
         assert sums is not None
-        given = fingerprints.gathered(sums, [witness.num_given(rank) for rank in range(plan.num_ranks)], self._groups.world)
-        proof = fingerprints.compared(witness, targets, given, plan.num_ranks, hidden)
+        all_sums = fingerprints.gathered(sums, [witness.num_given(rank) for rank in range(plan.num_ranks)], self._groups.world)
+        proof = fingerprints.compared(witness, targets, all_sums, plan.num_ranks, hidden)
         return proof, len(witness.takes) + witness.num_shared - proof.num_boxes
 
     def _fingerprints(self, leg: WeightTransfer, sources: Mapping[str, Tensor]) -> fingerprints.Sums:
@@ -285,9 +289,9 @@ class HybridEngine:
         """Compare what is in the rollout's parameters with what left, before they are packed; return the report with the proof."""
         begun = time.perf_counter()
         counts = [leg.witness.num_given(rank) for rank in range(leg.plan.num_ranks)]
-        given = fingerprints.gathered(sums, counts, self._groups.world)
-        proof = fingerprints.compared(leg.witness, targets, given, leg.plan.num_ranks)
-        self._given, self.last_report = sums, replace(report, proof=proof)
+        all_sums = fingerprints.gathered(sums, counts, self._groups.world)
+        proof = fingerprints.compared(leg.witness, targets, all_sums, leg.plan.num_ranks)
+        self._given_sums, self.last_report = sums, replace(report, proof=proof)
         self._proof_s += time.perf_counter() - begun
         safe.agree(self._groups.world, fingerprints.mismatch(f"{self._spec.name}'s rollout", proof, fingerprints.MOVE_AGAIN))
         return self.last_report
@@ -296,7 +300,7 @@ class HybridEngine:
         """Give the trainer its weights back, if they are with the rollout, and the memory of the rollouts here that sleep.
 
         Args:
-            safe: where the call may stop; without it what comes back is not compared with what left.
+            safe: the point at which the call may stop; without it what comes back is not compared with what left.
 
         Raises:
             WeightMismatchError: what came back is not what left.
@@ -337,17 +341,17 @@ class HybridEngine:
         with self._worker.recorder.span("reshard") as attrs:
             self._proof_s = 0.0
             attrs.update(bytes=0, bytes_copied=self.residency.to_training())
-            given, self._given = self._given, None
-            if safe is None or given is None:
+            sums, self._given_sums = self._given_sums, None
+            if safe is None or sums is None:
                 return
             error = None
-            if bool((self._fingerprints(leg, trainer.local_tensors()) != given).any()):
+            if bool((self._fingerprints(leg, trainer.local_tensors()) != sums).any()):
                 error = WeightMismatchError(f"weights that {self._spec.name}'s rollout gave back are not those it got. {DAMAGED}")
             attrs["proof_s"] = self._proof_s
             try:
                 safe.agree(self._groups.world, error)
-            except (WeightMismatchError, PeerFailed) as found:
-                self._damaged = found
+            except (WeightMismatchError, PeerFailed) as failure:
+                self._damaged = failure
                 raise
 
     def replaced(self) -> None:
@@ -373,9 +377,9 @@ class HybridEngine:
     def _agree(self, plan: ReshardPlan, error: Exception | None, num_updates: int, safe: SafePoint) -> None:
         """Make sure, before anything moves, that all ranks carry out the same plan with weights of the same version."""
         words = f"{plan.spec}|{plan.train}|{plan.rollout}|{plan.dtype}|{plan.grouping}"
-        mine = [zlib.crc32(words.encode()), num_updates]
-        all_ranks = self._groups.gather(mine, list[int])
-        if error is None and any(theirs != mine for theirs in all_ranks):
+        own = [zlib.crc32(words.encode()), num_updates]
+        all_ranks = self._groups.gather(own, list[int])
+        if error is None and any(theirs != own for theirs in all_ranks):
             error = CallError(
                 f"{self._spec.name}'s ranks differ in what they would move; (plan, version) by rank: {all_ranks}. Nothing moved. "
                 "Load a checkpoint with session.load(...), or declare the role again."
@@ -387,9 +391,9 @@ class ShadowWeights:
     """The weights that a trained role gives to its shadow on other devices, and that the shadow takes.
 
     Attributes:
-        version: of the weights that a shadow has.
+        version: the version of the weights that a shadow has.
         num_updates: optimizer steps that they have seen.
-        last_report: of the last time that it took some, also where they were wrong.
+        last_report: the report of the last time that it took some, also where they were wrong.
     """
 
     def __init__(
@@ -424,25 +428,25 @@ class ShadowWeights:
             LostColumnError: a worker that sent some of them ended.
             WeightMismatchError: they are not those that left; nothing uses them.
         """
-        start, given = time.perf_counter(), self._mapped(weights)
-        route = self._route(given.role, self._spec, target=self._rank)
+        start, mapped = time.perf_counter(), self._mapped(weights)
+        route = self._route(mapped.role, self._spec, target=self._rank)
         self.version = -1  # nobody uses weights of which a part is new
-        if given.link is not None:
-            report = self._take_directly(self._way(given.role, self._spec, route), given.link, safe)
+        if mapped.link is not None:
+            report = self._take_directly(self._way(mapped.role, self._spec, route), mapped.link, safe)
         else:
             if self._rollout is not None:
-                received, proof = bridge.take(route, given, self._targets(self._rollout))
+                received, proof = bridge.take(route, mapped, self._targets(self._rollout))
             else:
                 assert self._trainer is not None
                 with self._trainer.on_device("weights"):
-                    received, proof = bridge.take(route, given, self._trainer.local_tensors)
+                    received, proof = bridge.take(route, mapped, self._trainer.local_tensors)
             report = TransportReport(0, sum(received), 0, 0, received, time.perf_counter() - start, proof)
             self.last_report = report
             safe.agree(self._groups.world, mismatch(self._spec.name, proof, MOVE_AGAIN))
             if self._rollout is not None:
                 self._use(self._rollout, safe)
         self.last_report = report
-        self.version, self.num_updates = version, given.num_updates
+        self.version, self.num_updates = version, mapped.num_updates
         return report
 
     def _mapped(self, weights: Weights) -> Weights:

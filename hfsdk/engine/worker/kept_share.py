@@ -23,7 +23,7 @@ class KeptShare:
 
     share: StateShare
     shard: Shard
-    """What of the role the rank held."""
+    """The shard of the role that the rank held."""
 
     @property
     def layout(self) -> str:

@@ -41,8 +41,8 @@ class Probe:
     def bad_weights(self) -> tuple[int, dict[str, float]]:
         """Return the optimizer steps done, and the parameters of this rank that hold NaN or infinity, each with that."""
         trainer = self._hosted.trainer
-        found = {name: largest(parameter) for name, parameter in trainer.model.named_parameters()}
-        return trainer.num_updates, {name: number for name, number in found.items() if not math.isfinite(number)}
+        extremes = {name: largest(parameter) for name, parameter in trainer.model.named_parameters()}
+        return trainer.num_updates, {name: number for name, number in extremes.items() if not math.isfinite(number)}
 
     def weight_sums(self) -> tuple[int, dict[str, str]]:
         """Return the optimizer steps done, and a checksum of every parameter's bytes on this rank."""
@@ -62,12 +62,12 @@ class Probe:
         try:
             trainer.forward_backward(rows, self._mini(rows), loss.load(), sampled_at(rows))
             trainer.grad_norm()  # summed over dp
-            found = {name: largest(parameter.main_grad) for name, parameter in trained(trainer.model)}
+            extremes = {name: largest(parameter.main_grad) for name, parameter in trained(trainer.model)}
         except NonFiniteRows:
-            found = {}
+            extremes = {}
         finally:
             trainer.zero_grad()
-        return self._stage, {name: number for name, number in found.items() if not math.isfinite(number)}
+        return self._stage, {name: number for name, number in extremes.items() if not math.isfinite(number)}
 
     def token_losses(self, rows: Table, *, loss: Shipped, num_tokens: int, num_rows: int) -> Mapping[str, Ragged]:
         """A primitive: what a loss gives each response token, and its gradient by what the model says of the token.
@@ -119,7 +119,7 @@ class _TokenSpy:
     def __init__(self, loss: Callable[..., Any]) -> None:
         self._loss = loss
         self.losses: dict[int, Any] = {}
-        """By the row's number."""
+        """The losses of each row's tokens, by the row's number."""
         self.gradients: dict[int, Any] = {}
 
     def __call__(self, out: Any, b: Any) -> Any:
@@ -129,10 +129,10 @@ class _TokenSpy:
             leaves = {name: getattr(out, name).detach().requires_grad_() for name in names}
             returned = self._loss(replace(out, **leaves), b)
             each = returned[0] if isinstance(returned, tuple) else returned
-            found = torch.autograd.grad(each.sum(), list(leaves.values()), allow_unused=True) if each.requires_grad else ()
+            gradients = torch.autograd.grad(each.sum(), list(leaves.values()), allow_unused=True) if each.requires_grad else ()
         row, length = int(b.row_ids[0]), int(b.lengths[0])
         self.losses[row] = _on_tokens(each, length)
-        parts = [_on_tokens(gradient, length) for gradient in found if gradient is not None]
+        parts = [_on_tokens(gradient, length) for gradient in gradients if gradient is not None]
         whole = np.stack([np.zeros(length, np.float32), *parts])
         bad = np.where(np.isfinite(whole), 0, whole).sum(0)
         self.gradients[row] = np.where(np.isfinite(whole).all(0), np.abs(np.nan_to_num(whole)).max(0), bad)
@@ -148,8 +148,8 @@ def _on_tokens(numbers: torch.Tensor, length: int) -> Any:
 def largest(value: Any) -> float:
     """Return the largest absolute number of a tensor, or of those in a tuple; NaN or infinity where one is so, 0 without any."""
     if isinstance(value, (tuple, list)):
-        found = [largest(one) for one in value]
-        return next((one for one in found if not math.isfinite(one)), max(found, default=0.0))
+        extremes = [largest(number) for number in value]
+        return next((number for number in extremes if not math.isfinite(number)), max(extremes, default=0.0))
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return 0.0
     return float(torch.linalg.vector_norm(value.detach(), ord=math.inf, dtype=torch.float32))

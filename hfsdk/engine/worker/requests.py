@@ -1,4 +1,4 @@
-"""What a rank is asked to do on its compute lane: to run a call, to build a role, to export or restore a role's state.
+"""The requests to a rank's compute lane: to run a call, to build a role, to export or restore a role's state.
 
 A state has two verbs. *Export*: the rank's share of it as any layout can read it, kept here for a snapshot (:class:`Keep`) or put
 into the store for another place (:class:`Export`, :class:`SendKept`). *Restore*: from the rank's own share that it keeps, or from
@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # what controllers import: these import torch
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Something that every rank of a pool is asked; most of it is collective over the pool."""
+    """A request to every rank of a pool; most are collective over the pool."""
 
     role: str
     what: ClassVar[str]
-    """What it is, for messages; the role's name follows."""
+    """The request in words, for messages; the role's name follows."""
 
     def _on(self, worker: Worker) -> Answer:
         """Do this rank's share of it."""
@@ -63,9 +63,9 @@ class Execute(Request):
     call: Call
     order: Order
     weights: Weights | None = None
-    """Of the trained role, addressed to this rank; for a shadow that lacks them."""
+    """The trained role's weights, addressed to this rank; for a shadow that lacks them."""
     version: int = 0
-    """Of the weights that a shadow must have by then."""
+    """The version of the weights that a shadow must have by then."""
 
     what = "running a call of"
 
@@ -109,8 +109,8 @@ class Keep(Request):
     what = "keeping the state of"
 
     def _on(self, worker: Worker) -> Answer:
-        kept = worker.kept[self.number] = worker.roles[self.role].states.export()
-        return Answer(result=(kept.layout, kept.num_updates, kept.num_bytes))
+        share = worker.kept[self.number] = worker.roles[self.role].states.export()
+        return Answer(result=(share.layout, share.num_updates, share.num_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,30 +175,30 @@ class MoveState(Request):
     call: Call
     link: Link
     rank: int
-    """In the link."""
+    """This rank's number in the link."""
     given: Sequence[Any]
     """References to what the old place's ranks offer."""
     taken: Sequence[Any]
     """References to what the new place's ranks need."""
     nodes: Sequence[int]
-    """Of the link's ranks."""
+    """The nodes of the link's ranks."""
 
     what = "running a call of"
 
     def _on(self, worker: Worker) -> Answer:
         try:
-            given, taken = _state(worker, self.given, self.role), _state(worker, self.taken, self.role)
+            offered, needed = _state(worker, self.given, self.role), _state(worker, self.taken, self.role)
         except StateGoneError as gone:
             raise CallError(str(gone), role=self.role, method=self.call.method) from None
-        move = StateMove(rank=self.rank, given=given, taken=taken, nodes=self.nodes)
+        move = StateMove(rank=self.rank, given=offered, taken=needed, nodes=self.nodes)
         return worker.execute(self.call, Order(NO_ROWS, (), False, arguments=move, link=self.link))
 
 
-def _sent(worker: Worker, kept: KeptShare) -> Answer:
+def _sent(worker: Worker, share: KeptShare) -> Answer:
     """Put a share of a state into the store."""
     from hfsdk.engine.weights.bridge import num_bytes_of
 
-    summary, packed = kept.packed()
+    summary, packed = share.packed()
     return Answer(part=worker.store.put((summary, packed)), num_bytes=num_bytes_of(packed))
 
 

@@ -83,8 +83,8 @@ class RoleEngine:
         """Build them; collective over the pool.
 
         Args:
-            spec: what to build.
-            worker: where.
+            spec: the role to build.
+            worker: the worker that hosts it.
             state: its parts, packed by the ranks of the place the role comes from.
             first: the first rank of the part of the pool where the role lives; ``None`` for the whole pool.
         """
@@ -141,38 +141,38 @@ class RoleEngine:
         assert self._states is not None
         return self._states
 
-    def run(self, method: str, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def run(self, method: str, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         """Carry out one method."""
         try:
             if method_of(method).needs:
                 self.transition.to_training(safe)
             with self._trainer.during(method) if self._trainer is not None else nullcontext():
-                return HANDLERS[method](self, table, given, safe)
+                return HANDLERS[method](self, table, assignment, safe)
         except NonFiniteRows as bad:
             optimizer, num_updates = self.trainer.optimizer_taken, self.trainer.num_updates
             raise NonFiniteLossError(why_refused(bad.row_ids, self.spec.name, optimizer, num_updates)) from None
 
     # -- generation
 
-    def _generate(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _generate(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         assert self.rollout is not None
-        asked = _as(given, Generation)
+        arguments = _as(assignment, Generation)
         try:
             self.transition.to_rollout(safe)
         finally:
             self.last_transport = self.transition.last_report or self.last_transport
-        copies = table.row_ids % asked.copies
+        copies = table.row_ids % arguments.copies
         positions = np.asarray(table["position"])
-        seeds = np.array([sample_seed(asked.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
-        slot, version = self._adapter(asked.adapter, safe)
+        seeds = np.array([sample_seed(arguments.seed, int(p), int(c)) for p, c in zip(positions, copies, strict=True)])
+        slot, version = self._adapter(arguments.adapter, safe)
         columns = self.rollout.generate(
-            table.ragged("prompt"), seeds.astype(np.int64), asked.sampling, self._ends, safe, self.rollout_group, table.row_ids,
+            table.ragged("prompt"), seeds.astype(np.int64), arguments.sampling, self._ends, safe, self.rollout_group, table.row_ids,
             adapter=slot,
         )  # fmt: skip
         extra: dict[str, Column] = {
             "policy_version": np.full(table.num_rows, version, dtype=np.int64),
-            "temperature": np.full(table.num_rows, asked.sampling.temperature, dtype=np.float32),
-            "group": np.asarray(table.row_ids // asked.copies),
+            "temperature": np.full(table.num_rows, arguments.sampling.temperature, dtype=np.float32),
+            "group": np.asarray(table.row_ids // arguments.copies),
         }
         return {**columns, **extra}, None
 
@@ -184,15 +184,15 @@ class RoleEngine:
         except (HfsdkError, ImportError):  # without a tokenizer, or with one that cannot be read: prompts are token ids
             return TurnEnds.of(self.spec.folder).ids
 
-    def _adapter(self, asked: int, safe: SafePoint) -> tuple[int | None, int]:
+    def _adapter(self, adapter: int, safe: SafePoint) -> tuple[int | None, int]:
         """Return the rollout's slot with the adapters that are asked for, and the optimizer steps that they have seen."""
-        if asked == OWN:
+        if adapter == OWN:
             return 0, self._num_updates_of_weights
-        if asked == BASE_ALONE:
+        if adapter == BASE_ALONE:
             return None, -1
-        kept = self._kept(asked)
-        self.transition.put_beside(asked, kept, safe)
-        return BESIDE, kept.num_updates
+        kept_share = self._kept(adapter)
+        self.transition.put_beside(adapter, kept_share, safe)
+        return BESIDE, kept_share.num_updates
 
     def _kept(self, number: int) -> KeptShare:
         """Return this rank's share of a kept state; collective over the role.
@@ -200,40 +200,40 @@ class RoleEngine:
         Raises:
             CallError: on every rank, where one of them has none of this layout.
         """
-        kept = self.worker.kept.get(number)
-        there = kept is not None and (kept.layout, kept.share.rank) == (str(self.mesh), self.groups.rank)
-        if kept is None or not all(self.groups.gather(there, bool)):
+        kept_share = self.worker.kept.get(number)
+        there = kept_share is not None and (kept_share.layout, kept_share.share.rank) == (str(self.mesh), self.groups.rank)
+        if kept_share is None or not all(self.groups.gather(there, bool)):
             raise CallError(
                 f"{self.spec.name}'s weights of that snapshot are not on these devices in this layout: it is from before the last "
                 "place, or a worker that kept them has ended. Take another snapshot, or rewind to this one where it still holds"
             )
-        return kept
+        return kept_share
 
     @property
     def _num_updates_of_weights(self) -> int:
         return self.shadow.num_updates if self._trainer is None else self._trainer.num_updates
 
-    def _rescore(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _rescore(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         self.transition.stale = True
         try:
             self.transition.to_rollout(safe)
         finally:
             self.last_transport = self.transition.last_report or self.last_transport
-        return self._rescore_as_is(table, given, safe)
+        return self._rescore_as_is(table, assignment, safe)
 
-    def _rescore_as_is(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _rescore_as_is(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         assert self.rollout is not None
         num_updates = self.shadow.num_updates if self._trainer is None else self.transition.num_updates
-        asked = _as(given, Rescoring)
-        return log_probs(self.rollout, self.transition, num_updates, self.rollout_group, table, asked, safe)
+        arguments = _as(assignment, Rescoring)
+        return log_probs(self.rollout, self.transition, num_updates, self.rollout_group, table, arguments, safe)
 
-    def _layers(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        return None, layers(self, _as(given, OneSequence), safe)
+    def _layers(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        return None, layers(self, _as(assignment, OneSequence), safe)
 
-    def _last_reshard(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _last_reshard(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         return None, self.last_transport
 
-    def _census(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _census(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         return None, self.transition.census()
 
     def rest(self) -> None:
@@ -243,57 +243,57 @@ class RoleEngine:
 
     # -- passes
 
-    def _compute_log_probs(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        asked = _as(given, LogProbs)
-        kept = KeptTokens(asked.top_k, asked.top_p, self._ends if asked.without_ends else ())
-        held = nullcontext() if asked.weights == OWN else self.trainer.shares.borrowed(self._kept(asked.weights).share)
-        with held:
-            found = self.trainer.log_probs(table, given.micro_batches, sampled_at(table), safe, asked.entropy, kept)
-        return {asked.column if name == "log_probs" else name: column for name, column in found.items()}, None
+    def _compute_log_probs(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        arguments = _as(assignment, LogProbs)
+        tokens = KeptTokens(arguments.top_k, arguments.top_p, self._ends if arguments.without_ends else ())
+        weights = nullcontext() if arguments.weights == OWN else self.trainer.shares.borrowed(self._kept(arguments.weights).share)
+        with weights:
+            columns = self.trainer.log_probs(table, assignment.micro_batches, sampled_at(table), safe, arguments.entropy, tokens)
+        return {arguments.column if name == "log_probs" else name: column for name, column in columns.items()}, None
 
-    def _compute_values(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        return self.trainer.values(table, given.micro_batches, safe), None
+    def _compute_values(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        return self.trainer.values(table, assignment.micro_batches, safe), None
 
-    def _score(self, table: Table, given: Assignment, safe: SafePoint, *, method: Method) -> Outcome:
+    def _score(self, table: Table, assignment: Assignment, safe: SafePoint, *, method: Method) -> Outcome:
         """Carry out any pass of a scoring model: what it writes follows from its declaration."""
-        asked, of_scores = _as(given, Scoring), method.of_scores or np.asarray
-        found = self.trainer.scores(table, given.micro_batches, safe)
-        columns = [of_scores(asked.normalised(raw)).astype(np.float32) for raw in found.values()]
-        return dict(zip([asked.column], columns, strict=False)), None  # empty before the last pipeline stage
+        arguments, of_scores = _as(assignment, Scoring), method.of_scores or np.asarray
+        scores = self.trainer.scores(table, assignment.micro_batches, safe)
+        columns = [of_scores(arguments.normalised(raw)).astype(np.float32) for raw in scores.values()]
+        return dict(zip([arguments.column], columns, strict=False)), None  # empty before the last pipeline stage
 
     # -- learning
 
-    def _update(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _update(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         before = self.trainer.num_updates
         try:
-            loss = given.arguments.shipped.load()
-            rows = self.trainer.update(table, given.mini_batches, loss, sampled_at(table), safe)
+            loss = assignment.arguments.shipped.load()
+            rows = self.trainer.update(table, assignment.mini_batches, loss, sampled_at(table), safe)
         finally:
             self.transition.stale = self.transition.stale or self.trainer.num_updates > before
         return None, rows
 
-    def _forward_backward(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        loss = given.arguments.shipped.load()
-        return None, self.trainer.forward_backward(table, given.mini_batches[0], loss, sampled_at(table), safe)
+    def _forward_backward(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        loss = assignment.arguments.shipped.load()
+        return None, self.trainer.forward_backward(table, assignment.mini_batches[0], loss, sampled_at(table), safe)
 
-    def _compute_loss(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        loss = given.arguments.shipped.load()
-        return None, self.trainer.compute_loss(table, given.mini_batches[0], loss, sampled_at(table), safe)
+    def _compute_loss(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        loss = assignment.arguments.shipped.load()
+        return None, self.trainer.compute_loss(table, assignment.mini_batches[0], loss, sampled_at(table), safe)
 
-    def _step(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _step(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         result = self.trainer.step()
         self.transition.stale = True
         return None, result
 
-    def _grad_norm(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _grad_norm(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         return None, self.trainer.grad_norm()
 
     # -- the user's own
 
-    def _run(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _run(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         view = RankView(self)
         self._touched()
-        return None, on_rank(_as(given, OnRanks), view)
+        return None, on_rank(_as(assignment, OnRanks), view)
 
     def _touched(self) -> None:
         """Know that the user's function may change the weights."""
@@ -301,35 +301,35 @@ class RoleEngine:
         if self._states is not None:
             self._states.forget_base()
 
-    def _call(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _call(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         view = RankView(self)
         self._touched()
-        return primitive(_as(given, OwnPrimitive), view, table)
+        return primitive(_as(assignment, OwnPrimitive), view, table)
 
     # -- keeping
 
-    def _save_pretrained(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _save_pretrained(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         assert self.spec.model is not None
-        asked = _as(given, Folder)
-        return None, self.trainer.save_folder(asked.folder, merge=asked.merge)
+        arguments = _as(assignment, Folder)
+        return None, self.trainer.save_folder(arguments.folder, merge=arguments.merge)
 
-    def _save_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        return None, self.states.save(_as(given, Folder).folder)
+    def _save_state(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        return None, self.states.save(_as(assignment, Folder).folder)
 
-    def _load_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        return None, self.states.load(_as(given, Folder))
+    def _load_state(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        return None, self.states.load(_as(assignment, Folder))
 
-    def _give_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        self.last_transport = self.states.give(_as(given, StateMove), given.link, safe)
+    def _give_state(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        self.last_transport = self.states.give(_as(assignment, StateMove), assignment.link, safe)
         return None, self.last_transport
 
-    def _take_state(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        self.last_transport = self.states.take(_as(given, StateMove), given.link, safe)
+    def _take_state(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        self.last_transport = self.states.take(_as(assignment, StateMove), assignment.link, safe)
         return None, self.last_transport
 
-    def _export_weights(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
-        found, self.last_transport = self.shadow.give(_as(given, ToShadow).shadow, given.link, safe)
-        return None, found
+    def _export_weights(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
+        bundles, self.last_transport = self.shadow.give(_as(assignment, ToShadow).shadow, assignment.link, safe)
+        return None, bundles
 
     def take_weights(self, weights: Weights, version: int, safe: SafePoint) -> TransportReport:
         """Take the trained role's weights, before a call that needs them."""
@@ -338,11 +338,11 @@ class RoleEngine:
         finally:
             self.last_transport = self.shadow.last_report or self.last_transport
 
-    def _take_weights(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _take_weights(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         """A call that is over when the weights that came with it are taken."""
         return None, None
 
-    def _num_updates(self, table: Table, given: Assignment, safe: SafePoint) -> Outcome:
+    def _num_updates(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         return None, self.trainer.num_updates
 
     def memory_parts(self) -> dict[str, int]:
@@ -412,10 +412,10 @@ HANDLERS: Mapping[str, Handler] = {
 """Name of a method -> who carries it out."""
 
 
-def _as(given: Assignment, kind: type[A]) -> A:
+def _as(assignment: Assignment, kind: type[A]) -> A:
     """Return a call's arguments, which are of the kind that its method declares."""
-    assert isinstance(given.arguments, kind), f"{type(given.arguments).__name__} in place of {kind.__name__}"
-    return given.arguments
+    assert isinstance(assignment.arguments, kind), f"{type(assignment.arguments).__name__} in place of {kind.__name__}"
+    return assignment.arguments
 
 
 def _replica_group(spec: RoleSpec) -> Any:
@@ -426,7 +426,7 @@ def _replica_group(spec: RoleSpec) -> Any:
     return group_of(range(first, first + spec.rollout.tp))
 
 
-# What to say of an optimizer step that was refused because a number was NaN or infinite: which samples, or which learning rate.
+# -- an optimizer step that was refused because a number was NaN or infinite: which samples, or which learning rate
 
 LARGE_LR = 1e-2
 """An AdamW step moves a weight by about the learning rate (Kingma and Ba, arXiv 1412.6980, 2.1); weights are about 0.02."""
@@ -437,7 +437,7 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
 
     Args:
         row_ids: samples whose loss was not finite; empty when only the gradient was.
-        name: of the role whose step it was.
+        name: the name of the role whose step it was.
         optimizer: its own, with a learning rate; ``None`` where it has none.
         num_updates: optimizer steps that its weights have had.
     """
@@ -455,23 +455,23 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
     return f"{words}Look at these samples with batch.inspect(i) and at the loss function.{after}"
 
 
-# The user's own functions and primitives on a rank, and what they may return.
+# -- the user's own functions and primitives on a rank, and what they may return
 
 
-def on_rank(asked: OnRanks, view: RankView) -> Any:
+def on_rank(arguments: OnRanks, view: RankView) -> Any:
     """Return what a function of ``handle.run`` returned, as it travels."""
-    return as_it_travels(_run(asked.shipped, view, *asked.values), asked.shipped.name)
+    return as_it_travels(_run(arguments.shipped, view, *arguments.values), arguments.shipped.name)
 
 
-def primitive(asked: OwnPrimitive, view: RankView, table: Table) -> tuple[Mapping[str, Column] | None, Any]:
+def primitive(arguments: OwnPrimitive, view: RankView, table: Table) -> tuple[Mapping[str, Column] | None, Any]:
     """Return the columns that a primitive wrote, or else its value.
 
     Raises:
         CallError: they are not those it declares, or not of the rank's rows.
     """
-    value, writes = _run(asked.shipped, view, table, **asked.keywords), asked.writes
+    value, writes = _run(arguments.shipped, view, table, **arguments.keywords), arguments.writes
     if not writes:
-        return None, as_it_travels(value, asked.shipped.name)
+        return None, as_it_travels(value, arguments.shipped.name)
     if not isinstance(value, Mapping) or set(value) != set(writes):
         got = sorted(value) if isinstance(value, Mapping) else type(value).__name__
         raise CallError(f"the primitive must return a dict with exactly the columns {sorted(writes)}; it returned {got}")
@@ -481,7 +481,7 @@ def primitive(asked: OwnPrimitive, view: RankView, table: Table) -> tuple[Mappin
             raise CallError(
                 f"the primitive returned {len(column)} entries for column {name!r}; this rank has {num_rows} rows (rows.num_rows)"
             )
-    copied = as_it_travels(dict(value), asked.shipped.name)
+    copied = as_it_travels(dict(value), arguments.shipped.name)
     return {name: as_column(column) for name, column in copied.items()}, None
 
 
@@ -493,64 +493,64 @@ def _run(shipped: Shipped, *args: Any, **more: Any) -> Any:
         raise CallError(f"{shipped.name} raised {error!r}", details=user_traceback(error)) from None
 
 
-# Both engines over tokens that are there, for ``actor.explain_gap``: the rollout's log-probabilities, hidden states of both.
+# -- both engines over tokens that are there, for ``actor.explain_gap``: log-probabilities of the rollout, hidden states of both
 
 SPARE = 1.5
 """Times the bytes of a model that must be free for it."""
 
 
 def log_probs(
-    rollout: Rollout, transition: HybridEngine, num_updates: int, group: Any, table: Table, asked: Rescoring, safe: SafePoint
+    rollout: Rollout, transition: HybridEngine, num_updates: int, group: Any, table: Table, arguments: Rescoring, safe: SafePoint
 ) -> tuple[dict[str, Column], Scored]:
     """Have the rollout score this rank's rows with the weights that it has; NaN where it has none.
 
     Args:
         rollout: this rank's.
-        transition: by which it gets weights, where it is beside its trainer.
+        transition: the engine that gives it weights, where it is beside its trainer.
         num_updates: optimizer steps that its weights have seen.
-        group: of its replica's ranks.
+        group: the process group of its replica's ranks.
         table: prompt, response and, where there is one, temperature of this rank's rows.
-        asked: what is wanted besides.
-        safe: where the call may stop.
+        arguments: the column to write and, besides, the token whose hidden states and those whose cached scores are wanted.
+        safe: the point at which the call may stop.
     """
     prompts, responses = table.ragged("prompt"), table.ragged("response")
     if not (transition.rollout_has_some() if transition.plan is not None else rollout.ready):
         nothing = Ragged.from_lengths(np.full(len(responses.flat), np.nan, np.float32), responses.lengths)
-        return {asked.column: nothing}, Scored(False, num_updates)
+        return {arguments.column: nothing}, Scored(False, num_updates)
     proof, unproven = transition.look() if transition.plan is not None else (None, 0)
     temperatures = np.asarray(table["temperature"]) if "temperature" in table else np.ones(table.num_rows)
     here = {int(row): place for place, row in enumerate(table.row_ids)}
-    inside = asked.inside if asked.inside is not None and asked.inside[0] in here else None
-    cached = [at for at in asked.through_cache if at[0] in here]
+    inside = arguments.inside if arguments.inside is not None and arguments.inside[0] in here else None
+    cached = [at for at in arguments.through_cache if at[0] in here]
     asked_of = Sequences(
         prompts, responses, temperatures.astype(np.float32), inside=None if inside is None else (here[inside[0]], inside[1]),
         through_cache=[(here[row], token) for row, token in cached],
     )  # fmt: skip
-    found = rollout.score(safe, group, asked_of)
+    scores = rollout.score(safe, group, asked_of)
     scored = Scored(
         True, num_updates, () if proof is None else tuple(dict.fromkeys(box.tensor for box in proof.wrong)),
-        0 if proof is None else proof.num_boxes - len(proof.wrong), unproven, found.inside,
-        {at: found.cached[here[at[0]], at[1]] for at in cached},
+        0 if proof is None else proof.num_boxes - len(proof.wrong), unproven, scores.inside,
+        {at: scores.cached[here[at[0]], at[1]] for at in cached},
     )  # fmt: skip
-    return {asked.column: found.log_probs}, scored
+    return {arguments.column: scores.log_probs}, scored
 
 
-def layers(hosted: RoleOnRank, asked: OneSequence, safe: SafePoint) -> tuple[HiddenStates, ...]:
+def layers(hosted: RoleOnRank, arguments: OneSequence, safe: SafePoint) -> tuple[HiddenStates, ...]:
     """Return the trainer's hidden states that this rank sees, and on rank 0 those of transformers on the same weights."""
     trainer, groups = hosted.trainer, hosted.groups
-    table = inside_of.one_row(asked.prompt, asked.response)
-    position = len(asked.prompt) + asked.token - 1
+    table = inside_of.one_row(arguments.prompt, arguments.response)
+    position = len(arguments.prompt) + arguments.token - 1
     with inside_of.of_trainer(trainer.model, position, groups.tp_rank) as seen:
-        found = trainer.log_probs(table, [tuple(table.row_ids.tolist())], asked.temperature, safe)
-    mine = HiddenStates("trainer", seen, found["log_probs"].flat if found else None)
+        columns = trainer.log_probs(table, [tuple(table.row_ids.tolist())], arguments.temperature, safe)
+    own = HiddenStates("trainer", seen, columns["log_probs"].flat if columns else None)
     full, error, oracle = trainer.weights(), None, []
     if full is not None and fits_host(full):
         try:
-            oracle = inside_of.of_transformers(full, hosted.spec.folder, table, position, asked.temperature)
+            oracle = inside_of.of_transformers(full, hosted.spec.folder, table, position, arguments.temperature)
         except Exception as problem:  # the other ranks wait to hear of it
             error = problem
     safe.agree(groups.world, error)
-    return (mine, *oracle)
+    return (own, *oracle)
 
 
 def fits_host(full: Mapping[str, Tensor]) -> bool:
@@ -561,7 +561,7 @@ def fits_host(full: Mapping[str, Tensor]) -> bool:
 
 
 class RankView:
-    """What ``handle.run(fn)`` and primitives see: one rank of one role.
+    """One rank of one role, as ``handle.run(fn)`` and primitives see it.
 
     Attributes:
         role: the role's name.
@@ -589,7 +589,7 @@ class RankView:
 
     @property
     def probe(self) -> Probe:
-        """What ``run.first_bad()`` asks of it."""
+        """The measurements that ``run.first_bad()`` takes of it."""
         return Probe(self._hosted)
 
     def memory(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What a hosted role needs of its worker: which rank it is, where spans go, how objects and links reach other processes."""
+"""The part of a worker that a hosted role needs: its rank, spans, and how objects and links reach other processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker is told when it joins a pool."""
+    """The settings with which a worker joins a pool."""
 
     device: int
     rank: int
@@ -31,10 +31,10 @@ class WorkerSetup:
     pool: str
     job_id: str
     store: str
-    """Where the pool's processes find each other: ``file://path``, or what :func:`rendezvous.serve` has returned."""
+    """The address under which the pool's processes meet: ``file://path``, or what :func:`rendezvous.serve` has returned."""
     num_threads: int = 1
     address: str = ""
-    """Of this worker's node, where the pool is on several machines."""
+    """The address of this worker's node, where the pool is on several machines."""
     collective_timeout_s: float | None = None
     """How long a rank waits for the others in a collective; ``None``: torch's own limits."""
     deterministic: bool = False
@@ -46,7 +46,7 @@ class ObjectsGoneError(Exception):
 
 
 class ObjectStore(Protocol):
-    """Where objects lie that are too large to travel with an answer."""
+    """The store of objects that are too large to travel with an answer."""
 
     def put(self, content: Any) -> Any:
         """Put an object where other processes find it; return a reference to it."""
@@ -90,7 +90,7 @@ class RoleHost(Protocol):
 
     def exchange(
         self, way: Way, link: Link, sources: Tensors, targets: Tensors, safe: SafePoint,
-        told: Callable[[TransportReport], None] | None = None,
+        report_to: Callable[[TransportReport], None] | None = None,
     ) -> TransportReport:  # fmt: skip
         """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools."""
         ...
@@ -110,5 +110,5 @@ class RoleOnRank(Protocol):
 
     @property
     def trainer(self) -> Trainer:
-        """Its Megatron model."""
+        """The role's Megatron model."""
         ...

@@ -35,10 +35,10 @@ Sums = dict[str, tuple[str, int]]
 """(dtype, fingerprint) of each Hugging Face tensor."""
 
 OfRank = tuple[int, list[tuple[str, str, int]]]
-"""What a rank tells of its tensors: its dp rank; and the name, the dtype and the fingerprint of each part."""
+"""A rank's answer about its tensors: its dp rank; and the name, the dtype and the fingerprint of each part."""
 
 BASE = "base"
-"""Under which name stands what adapters stand beside, as one."""
+"""The name under which the weights beside adapters stand, all as one."""
 
 
 class RoleStateTransfer:
@@ -65,47 +65,51 @@ class RoleStateTransfer:
         """Return those of each Hugging Face tensor that the role learns and, beside adapters, of its base as one; by replica."""
         trainer, shard = self._trainer, self._trainer.shard
         with trainer.on_device("weights"):
-            found = self._of(shard, trainer.local_tensors(), shard.boxes)
+            sums = self._of(shard, trainer.local_tensors(), shard.boxes)
             if self._spec.lora is not None:
                 whole = replace(shard, spec=trainer.spec)
                 boxes = [box for box in whole.boxes if not (shard.scalar and box.local == SCALAR_HEAD)]
                 self._base = self._base or self._of(whole, megatron_model.base_tensors(trainer.model), boxes)
-                for of_replica, base in zip(found, self._base, strict=True):
-                    of_replica[BASE] = self._spec.dtype, added([one for _, one in base.values()])
-        return found
+                for of_replica, base in zip(sums, self._base, strict=True):
+                    of_replica[BASE] = self._spec.dtype, added([fingerprint for _, fingerprint in base.values()])
+        return sums
 
     def forget_base(self) -> None:
         """Know that the user's code may have changed the weights beside adapters."""
         self._base = []
 
     def _of(self, shard: Shard, tensors: Mapping[str, Tensor], boxes: Sequence[Box]) -> list[Sums]:
-        told = [box for box in boxes if shard.is_first(box)]
-        sums = Strips([(box.local, box.local_start, box.size, box.start) for box in told]).of(tensors).tolist()
-        dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in told]
-        mine = [(box.tensor, dtype, one) for box, dtype, one in zip(told, dtypes, sums, strict=True)]
+        own_boxes = [box for box in boxes if shard.is_first(box)]
+        sums = Strips([(box.local, box.local_start, box.size, box.start) for box in own_boxes]).of(tensors).tolist()
+        dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in own_boxes]
+        fingerprints = [(box.tensor, dtype, fingerprint) for box, dtype, fingerprint in zip(own_boxes, dtypes, sums, strict=True)]
         parts: list[dict[tuple[str, str], list[int]]] = [defaultdict(list) for _ in range(self._groups.dp_size)]
-        for dp, these in self._groups.gather((self._groups.dp_rank, mine), OfRank):
-            for tensor, dtype, one in these:
-                parts[dp][tensor, dtype].append(one)
+        for dp, these in self._groups.gather((self._groups.dp_rank, fingerprints), OfRank):
+            for tensor, dtype, fingerprint in these:
+                parts[dp][tensor, dtype].append(fingerprint)
         return [{tensor: (dtype, added(these)) for (tensor, dtype), these in of_replica.items()} for of_replica in parts]
 
     @staticmethod
     def _agreed(replicas: Sequence[Mapping[str, tuple[str, int]]]) -> dict[str, tuple[str, int]]:
         """Return those that all replicas have alike; of a state made of different ones nothing could be said."""
         first, *others = replicas
-        return {tensor: one for tensor, one in first.items() if all(other.get(tensor) == one for other in others)}
+        return {
+            tensor: fingerprint
+            for tensor, fingerprint in first.items()
+            if all(other.get(tensor) == fingerprint for other in others)
+        }
 
-    def _check(self, known: Mapping[str, tuple[str, int]], source: str) -> None:
+    def _check(self, expected: Mapping[str, tuple[str, int]], source: str) -> None:
         """Compare the weights with the fingerprints that came with them; on all ranks alike.
 
         Raises:
             WeightMismatchError: they differ.
         """
-        if not known:
+        if not expected:
             return
         for dp, of_replica in enumerate(self._fingerprints()):
             wrong = [
-                (tensor, left, of_replica[tensor][1]) for tensor, (dtype, left) in known.items()
+                (tensor, left, of_replica[tensor][1]) for tensor, (dtype, left) in expected.items()
                 if tensor in of_replica and of_replica[tensor][0] == dtype and of_replica[tensor][1] != left
             ]  # fmt: skip
             if wrong:
@@ -123,12 +127,12 @@ class RoleStateTransfer:
                     f"{there:#018x} is there. Load a save, or rewind to a snapshot."
                 )
 
-    def restore(self, kept: KeptShare) -> None:
+    def restore(self, kept_share: KeptShare) -> None:
         """Take a state back of which this rank, in this layout, kept its share."""
         self._transition.to_training()
-        self._trainer.take_share(kept.share)
+        self._trainer.take_share(kept_share.share)
         self._transition.replaced()
-        self._check(kept.share.summary.fingerprints, "the snapshot")
+        self._check(kept_share.share.summary.fingerprints, "the snapshot")
 
     def restore_parts(self, parts: Sequence[tuple[Summary, bridge.Packed]]) -> None:
         """Take over a state that the ranks of another place or layout have packed (``KeptShare.packed``).
@@ -190,7 +194,7 @@ class RoleStateTransfer:
         self._worker.saves[name] = saving
         return {"num_updates": trainer.num_updates}
 
-    def load(self, asked: Folder) -> Mapping[str, Any]:
+    def load(self, arguments: Folder) -> Mapping[str, Any]:
         """Read the state of a checkpoint of any layout.
 
         Raises:
@@ -198,8 +202,8 @@ class RoleStateTransfer:
             WeightMismatchError: what was loaded is not what was saved.
         """
         trainer, name = self._trainer, self._spec.name
-        folder = any_path(asked.folder) / name
-        share = trainer.blank_share(checkpoint.read_checked(folder, self._groups, checked=asked.checked))
+        folder = any_path(arguments.folder) / name
+        share = trainer.blank_share(checkpoint.read_checked(folder, self._groups, checked=arguments.checked))
         checkpoint.load(folder, share, trainer.shard)
         trainer.take_share(share)
         self._transition.replaced()

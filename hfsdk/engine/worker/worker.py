@@ -49,8 +49,8 @@ class Worker:
 
         Args:
             device: its number.
-            num_threads: of torch.
-            store: where large objects lie; without it this process is alone.
+            num_threads: the threads of torch.
+            store: the store of large objects; without it this process is alone.
         """
         self.store = store or OwnStore()
         self.setup = WorkerSetup(device=device, rank=0, world_size=1, pool="", job_id="", store="", num_threads=num_threads)
@@ -124,14 +124,14 @@ class Worker:
 
     def _memory(self) -> dict[str, int]:
         """Return the bytes resident in host memory and, on a GPU, those torch's tensors have and those it holds."""
-        held = {"rss_bytes": int(self._process.memory_info().rss)}
+        usage = {"rss_bytes": int(self._process.memory_info().rss)}
         if self._gpu is not None:
             import torch
 
             away = self._away()
             allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
-            held |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
-        return held
+            usage |= {"allocated_bytes": max(0, allocated - away), "reserved_bytes": max(0, reserved - away)}
+        return usage
 
     def _away(self) -> int:
         """Return the bytes that torch counts as allocated and that others have, because rollouts sleep."""
@@ -161,17 +161,17 @@ class Worker:
 
     def exchange(
         self, way: Way, link: rendezvous.Link, sources: Tensors, targets: Tensors, safe: SafePoint,
-        told: Callable[[TransportReport], None] | None = None,
+        report_to: Callable[[TransportReport], None] | None = None,
     ) -> TransportReport:  # fmt: skip
         """Give or take weights over a link, once all of its ranks have agreed that they can; collective over both pools.
 
         Args:
-            way: what goes where.
+            way: the plan of what goes where.
             link: over which.
             sources: local tensors to give from.
             targets: local tensors to take into.
-            safe: where the call may stop.
-            told: called with the report, also where weights did not arrive as they left.
+            safe: the point at which the call may stop.
+            report_to: called with the report, also where weights did not arrive as they left.
 
         Raises:
             WeightMismatchError: on the rank where they did not.
@@ -185,8 +185,8 @@ class Worker:
             self.links.settle()
             proof = way.proof(sums, targets, group)
             report = replace(report, proof=proof)
-            if told is not None:
-                told(report)
+            if report_to is not None:
+                report_to(report)
             safe.agree(group, mismatch(way.route.name, proof, MOVE_AGAIN))
             return report
 
@@ -199,7 +199,7 @@ class Worker:
         """Build a role; collective over the pool.
 
         Args:
-            role: what to build.
+            role: the role to build.
             state: its parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
@@ -237,9 +237,9 @@ class Worker:
 
         Args:
             call: the call, for spans.
-            order: what to do, with which rows.
-            weights: what the trained role's ranks have addressed to this rank; for a shadow that lacks it.
-            version: of the weights that a shadow must have by then.
+            order: the arguments, and the rows of this rank.
+            weights: the weights that the trained role's ranks have addressed to this rank; for a shadow that lacks it.
+            version: the version of the weights that a shadow must have by then.
         """
         self.use_this_thread()
         self._running_call = call.id
@@ -255,8 +255,8 @@ class Worker:
                 hosted = self.roles[call.role]
                 if weights is not None:
                     with self.recorder.span("sync") as attrs:
-                        taken = hosted.take_weights(weights, version, self._safe_point(call.id))
-                        attrs.update(bytes=taken.bytes_received, sources=sum(count > 0 for count in taken.received_from))
+                        transfer = hosted.take_weights(weights, version, self._safe_point(call.id))
+                        attrs.update(bytes=transfer.bytes_received, sources=sum(count > 0 for count in transfer.received_from))
                 if method_of(call.method).uses_weights:
                     hosted.shadow.check_version(version)
                 columns, answer.result = hosted.run(call.method, table, order, self._safe_point(call.id))
@@ -337,8 +337,8 @@ class Worker:
         return finish_save(self.saves.pop(role))
 
     def _safe_point(self, call_id: int) -> SafePoint:
-        asked: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731
-        return SafePoint(asked)
+        cancelled: Callable[[], bool] = lambda: self._cancel_asked == call_id  # noqa: E731
+        return SafePoint(cancelled)
 
     def use_this_thread(self) -> None:
         """Set what torch keeps per thread: actor methods do not run on the main thread."""
