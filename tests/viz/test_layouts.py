@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("quickjs")
 
 from expect import each
 
+import hfsdk as hf
 from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.session.views import MemoryUse
@@ -19,6 +21,7 @@ from hfsdk.viz.modules import esm
 from hfsdk.viz.pictures.timeline import MARK_FIELDS, RUNNING, timeline_view
 from tests.viz import bad_pictures as bad
 from tests.viz import demo
+from tests.viz import token_batches as made
 
 LANE, START, DURATION, FLAGS = map(MARK_FIELDS.index, ("lane", "start_s", "duration_s", "flags"))
 LEFT, RIGHT = 150, 64
@@ -30,6 +33,9 @@ def called(picture: str, function: str, *given: Any) -> Any:
     import quickjs
 
     context = quickjs.Context()
+    context.eval(
+        "globalThis.TextDecoder = class { decode(bytes) { return String.fromCharCode(...bytes); } }"
+    )  # no part of a document
     module = esm(picture).partition("export default")[0]
     answer = "(name, json) => JSON.stringify(eval(name)(...JSON.parse(json)) ?? null)"
     context.eval(f"globalThis.call = (() => {{{module}return {answer};}})();")
@@ -127,7 +133,7 @@ def test_what_a_call_holds_is_stacked_and_what_is_planned_stands_beside_it_hatch
     marks = called("memory", "layout", view, device)
     (held, *_) = [m for m in marks if m["attrs"].get("class") == "hf-held hf-mark"]
     parts = [m["attrs"] for m in held["marks"]]
-    for below, above in zip(parts, parts[1:], strict=False):
+    for below, above in pairwise(parts):
         assert above["y"] + above["height"] == pytest.approx(below["y"])
     heights = [p["height"] / p["data-bytes"] for p in parts]
     assert heights == pytest.approx([heights[0]] * len(heights)), "bytes are heights on one scale"
@@ -139,6 +145,105 @@ def test_what_a_call_holds_is_stacked_and_what_is_planned_stands_beside_it_hatch
     assert all("hatched" in m["attrs"]["fill"] for m in beside["marks"])
 
 
-@each("picture", ["timeline", "memory"])
+# ---------------------------------------------------------------- resharding
+
+
+def resharded(variant: int = 0, chosen: str = "", at: int = 0, width: int = 900, flying: bool = False) -> dict[str, Any]:
+    view = picture_of(bad.plan_of("m", "tp4", "tp2")).view
+    look = {"variant": variant, "chosen": chosen, "at": at, "width": width, "flying": flying}
+    return called("reshard", "layout", view, look)
+
+
+def arrived(scene: dict[str, Any]) -> list[int]:
+    return [m["attrs"]["data-arrived"] for m in marks_in(scene["marks"]) if "data-arrived" in m["attrs"]]
+
+
+def test_bars_of_ranks_are_as_long_as_their_bytes_and_planned_ones_are_hatched():
+    last = len(resharded()["steps"]) - 1
+    for at, names in ((0, {"held"}), (last, {"own", "received", "aside"})):
+        parts = [m["attrs"] for m in marks_in(resharded(at=at)["marks"], **{"class": "hf-part"})]
+        assert {p["data-part"] for p in parts} <= names
+        scale = [p["width"] / p["data-bytes"] for p in parts if p["width"] > 0.5]
+        assert scale == pytest.approx([scale[0]] * len(scale))
+        assert all("hatched" in p["fill"] for p in parts)
+
+
+def test_pieces_arrive_step_by_step_and_those_that_fly_are_not_there_yet():
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    steps = resharded(chosen=name)["steps"]
+    there = [sum(arrived(resharded(chosen=name, at=k))) for k in range(len(steps))]
+    assert there[0] == 0
+    assert there == sorted(there)
+    assert there[-1] == len(arrived(resharded(chosen=name)))
+    assert there[1] > sum(arrived(resharded(chosen=name, at=1, flying=True)))
+
+
+def test_a_narrow_room_puts_ranks_below_each_other():
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    wide, narrow = (resharded(chosen=name, width=width) for width in (1160, 440))
+    assert narrow["height"] > wide["height"]
+    assert narrow["width"] <= 440
+    boxes = [m["attrs"] for m in marks_in(narrow["marks"]) if m["tag"] == "rect"]
+    assert all(b["x"] >= 0 and b["x"] + b["width"] <= 448 for b in boxes)
+
+
+def test_a_matrix_has_a_cell_for_every_pair_that_moves_and_arrows_go_to_the_nearest():
+    view = picture_of(bad.plan_of("m", "tp4", "tp2")).view
+    (plan,) = view["variants"]
+    cells = [m["tip"] for m in called("reshard", "matrixOf", view, plan, None)["marks"] if m.get("tip")]
+    assert len(cells) == sum(bool(n) for row in plan["matrix"] for n in row)
+    tips = [{"row": row, "column": column} for row, column in ((0, 0), (0, 3), (0, 2), (2, 0))]
+    assert [called("reshard", "nextCell", tips, 0, dx, dy) for dx, dy in ((1, 0), (0, 1), (-1, 0))] == [2, 3, 0]
+    assert called("reshard", "nextCell", tips, -1, 1, 0) == 0
+
+
+# ---------------------------------------------------------------- tokens
+
+LOOK = {
+    "sort": {"key": "row", "down": False}, "query": "", "current": 0, "token": -1, "side": False, "printed": False, "paper": False,
+    "filter": {"key": "", "low": "", "high": "", "words": {}, "clipped": False},
+}  # fmt: skip
+
+
+def tokens_view() -> dict[str, Any]:
+    return hf.viz.tokens_picture(made.batch(6), new="new_log_probs").view
+
+
+def test_samples_are_sorted_either_way_and_those_without_a_number_come_last():
+    view = tokens_view()
+    view["samples"][2]["numbers"].pop("scores", None)
+    ordered = "(d, order) => [order, order.map((i) => d.means[i].scores ?? null)]"
+    ordered = f"(view, look) => {{ const d = numbersOf(view); return ({ordered})(d, orderOf(d, look)); }}"
+    for down in (False, True):
+        order, scores = called("tokens", ordered, view, {**LOOK, "sort": {"key": "scores", "down": down}})
+        assert order[-1] == 2
+        assert scores[:-1] == sorted(scores[:-1], reverse=down)
+
+
+def test_a_filter_by_number_and_a_search_leave_those_that_match():
+    view = tokens_view()
+    ordered = "(view, look) => orderOf(numbersOf(view), look)"
+    means = called("tokens", "(view) => numbersOf(view).means", view)
+    least = sorted(m["tokens"] for m in means)[2]
+    filtered = {**LOOK["filter"], "key": "tokens", "low": str(least)}
+    assert called("tokens", ordered, view, {**LOOK, "filter": filtered}) == [i for i, m in enumerate(means) if m["tokens"] >= least]
+    assert called("tokens", ordered, view, {**LOOK, "query": "no such words"}) == []
+
+
+def test_a_pane_shows_the_page_of_the_chosen_token_and_rows_only_of_the_response():
+    view = tokens_view()
+    sample = view["samples"][0]
+    size = len(sample["prompt"]) + len(sample["response"])
+    page = "(view, look, room) => pageOf(numbersOf(view), 0, room, { ...look, pages: new Map([[0, 0]]) })"
+    assert called("tokens", page, view, {**LOOK, "token": size - 1}, 5) == (size - 1) // 5 * 5
+    assert called("tokens", page, view, LOOK, 5) == 0
+    tokens = "(view, look, to) => tokensOf(numbersOf(view), 0, 0, to, { ...look, field: view.fields[0] })"
+    shown = called("tokens", tokens, view, LOOK, size)
+    rows = [sample["first_row"] + k for k in range(len(sample["response"]))]
+    assert [t["row"] for t in shown] == [None] * len(sample["prompt"]) + rows
+    assert all(("hf-given" in t["names"]) == (t["row"] is None) for t in shown)
+
+
+@each("picture", ["timeline", "memory", "reshard", "tokens"])
 def test_a_layout_is_called_where_no_document_is(picture: str):
     assert called(picture, "(() => [typeof document, typeof window])") == ["undefined"] * 2

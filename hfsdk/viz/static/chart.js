@@ -1,5 +1,5 @@
 // What pictures draw alike. A layout is plain data, made without a document: marks, which `paint` makes SVG of, in their order.
-import { freshId, H, hatches, isMissing, S, swatch } from "./core.js";
+import { freshId, H, hatches, isMissing, keyboard, S, swatch } from "./core.js";
 
 // ---- marks. A paint may be {hatched: colour}; what has an id of its own is {id: name}, and is meant by {url: name}.
 export const mark = (tag, attrs, text) => ({ tag, attrs, text });
@@ -94,4 +94,42 @@ export function redrawn({ model, f, onView, onResize }) {
     f.leave();
     if (resize) resize.disconnect();
   };
+}
+
+// ---- a matrix: cells as [element, mark], whose tip has `row` and `column` beside what it says
+// the cell that an arrow key comes to: the nearest one in that direction, in the same row or column
+export function nextCell(tips, at, dx, dy) {
+  if (at < 0) return 0;
+  const here = tips[at],
+    far = (c) => Math.abs(c.row - here.row) + Math.abs(c.column - here.column);
+  const there = tips
+    .filter((c) =>
+      dx
+        ? c.row === here.row && Math.sign(c.column - here.column) === dx
+        : c.column === here.column && Math.sign(c.row - here.row) === dy,
+    )
+    .sort((a, b) => far(a) - far(b));
+  return there.length ? tips.indexOf(there[0]) : at;
+}
+export function walkedMatrix(f, host, cells, { below, leave }) {
+  let at = -1;
+  const tips = cells.map(([, m]) => m.tip);
+  for (const [node, { tip }] of cells) {
+    node.addEventListener("mousemove", (ev) => f.showTip(ev.clientX, ev.clientY, tip.heading, tip.rows, false));
+    node.addEventListener("mouseleave", () => f.hideTip());
+  }
+  keyboard(host, {
+    step: (dx, dy) => {
+      at = nextCell(tips, at, dx, dy);
+    },
+    show: () => {
+      cells.forEach(([node], k) => node.firstChild.classList.toggle("hf-current", k === at));
+      if (!cells[at]) return;
+      const b = cells[at][0].getBoundingClientRect(),
+        tip = tips[at];
+      f.showTip(b.left + b.width / 2, b.bottom - below, tip.spoken ?? tip.heading, tip.rows, true);
+    },
+    keys: { Escape: leave },
+  });
+  host.addEventListener("blur", () => f.hideTip());
 }
