@@ -17,11 +17,15 @@ from hfsdk.core.cluster import ClusterSpec
 from hfsdk.core.trace import Span, Trace
 from hfsdk.session.views import MemoryUse
 from hfsdk.viz.drawn import picture_of
+from hfsdk.viz.frame import bytes_text
 from hfsdk.viz.modules import esm
+from hfsdk.viz.pictures.placement import placement_view
+from hfsdk.viz.pictures.plan import plan_view
 from hfsdk.viz.pictures.timeline import MARK_FIELDS, RUNNING, timeline_view
 from tests.viz import bad_pictures as bad
-from tests.viz import demo
+from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
+from tests.viz.every_picture import simulated_flow
 
 LANE, START, DURATION, FLAGS = map(MARK_FIELDS.index, ("lane", "start_s", "duration_s", "flags"))
 LEFT, RIGHT = 150, 64
@@ -244,6 +248,122 @@ def test_a_pane_shows_the_page_of_the_chosen_token_and_rows_only_of_the_response
     assert all(("hf-given" in t["names"]) == (t["row"] is None) for t in shown)
 
 
-@each("picture", ["timeline", "memory", "reshard", "tokens"])
+# ---------------------------------------------------------------- dataflow
+
+
+@pytest.fixture(scope="module")
+def flow() -> dict[str, Any]:
+    return simulated_flow().view
+
+
+def test_every_line_ends_at_a_row_of_the_box_that_reads_it(flow: dict[str, Any]):
+    marks = called("dataflow", "layout", flow)
+    boxes = {m["tip"]["call"]: m["tip"] for m in marks if "call" in (m.get("tip") or {})}
+    ports = {m["tip"]["edge"]: m["tip"] for m in marks if "edge" in (m.get("tip") or {})}
+    assert sorted(boxes) == sorted(call["id"] for call in flow["calls"])
+    for k, edge in enumerate(flow["edges"]):
+        assert ports[k]["x"] == boxes[edge["target"]]["x"]
+        assert ports[k]["y"] > boxes[edge["target"]]["y"]
+        assert called("dataflow", "touches", flow, k, {"call": edge["source"]})
+        assert called("dataflow", "touches", flow, k, {"edge": k})
+    empty = called("dataflow", "layout", {**flow, "calls": [], "edges": [], "bands": []})
+    assert words_of(empty) == ["no calls in this step yet"]
+
+
+def test_arrows_walk_a_column_of_boxes_and_go_to_the_nearest_of_the_next():
+    tips = [{"x": 0, "y": 0}, {"x": 0, "y": 10}, {"x": 9, "y": 11}, {"x": 9, "y": 40}]
+    steps = [(0, 0, 1, 1), (1, 0, 1, 1), (1, 1, 0, 2), (3, -1, 0, 1), (2, 1, 0, 2), (-1, 0, 1, 0)]
+    for current, dx, dy, there in steps:
+        assert called("dataflow", "stepped", tips, current, dx, dy) == there
+    assert called("dataflow", "stepped", [], -1, 0, 1) == -1
+
+
+def test_a_transfer_has_the_sums_of_its_rows_and_columns_at_its_ends(flow: dict[str, Any]):
+    edge = max(flow["edges"], key=lambda e: len(e["cells"]))
+    matrix = called("dataflow", "matrixOf", edge)
+    cells = [m for m in matrix["marks"] if m.get("tip")]
+    assert sum(m["attrs"]["data-bytes"] for m in cells) == edge["bytes_read"]
+    assert words_of(matrix["marks"])[-1] == bytes_text(edge["bytes_read"])
+    for m in cells:
+        (box, *_) = m["marks"]
+        assert 0 < box["attrs"]["x"] < matrix["width"]
+        assert ("hatched" in box["attrs"]["fill"]) == bool(edge["predicted"])
+
+
+# ---------------------------------------------------------------- placement
+
+
+def test_shards_stack_in_their_device_and_memory_is_as_long_as_its_bytes():
+    view = placement_view(demo.placement_data(1, 4))
+    marks = called("placement", "layout", view)
+    devices = {m["attrs"]["data-device"]: m["attrs"] for m in marks_in(marks) if "data-device" in m["attrs"]}
+    shards = [m for m in marks if (m.get("tip") or {}).get("shard")]
+    assert len(shards) == sum(len(d["shards"]) for node in view["nodes"] for d in node["devices"])
+    for m in shards:
+        device, card = devices[m["tip"]["device"]["number"]], m["marks"][0]["attrs"]
+        assert device["x"] < card["x"]
+        assert card["x"] + card["width"] < device["x"] + device["width"]
+        assert device["y"] < card["y"]
+        assert card["y"] + card["height"] < device["y"] + device["height"]
+    planned = [m["attrs"] for m in marks if "hatched" in str(m["attrs"].get("fill"))]
+    bytes_of = {s["row"]: s["planned_bytes"] for node in view["nodes"] for d in node["devices"] for s in d["shards"]}
+    scale = [a["width"] / bytes_of[a["data-row"]] for a in planned if a["width"] > 0.5]
+    assert scale == pytest.approx([scale[0]] * len(scale))
+
+
+def test_memory_that_nobody_measured_is_an_empty_dashed_bar():
+    marks = called("placement", "layout", placement_view(demo.placement_data(1, 4, measured=False)))
+    assert len(marks_in(marks, **{"class": "hf-edge hf-nomeasure"})) == 4
+    assert not [m for m in marks if (m.get("tip") or {}).get("rows")], "no process memory either"
+
+
+def test_a_mesh_has_stages_side_by_side_and_replicas_below_each_other():
+    shards = [
+        {"rank": 4 * d + 2 * p + t, "row": 0, "tp": t, "pp": p, "dp": d} for d in range(2) for p in range(2) for t in range(2)
+    ]
+    role = {"name": "actor", "color": "#3b76c4"}
+    cells = {
+        m["attrs"]["data-rank"]: m["marks"] for m in called("placement", "meshOf", role, shards, True)["marks"] if m.get("tip")
+    }
+    at = {rank: (box["attrs"]["x"], box["attrs"]["y"]) for rank, (box, _) in cells.items()}
+    assert at[0][0] < at[1][0] < at[2][0]
+    assert at[0][1] == at[2][1]
+    assert at[4][0] == at[0][0]
+    assert at[4][1] > at[0][1]
+    assert [text["text"] for _, text in cells.values()] == [f"G{k}" for k in range(1, 9)], "the paper's numbers begin at 1"
+    assert [called("placement", "along", shards[0], other) for other in shards] == [None, "tp", "pp", None, "dp", None, None, None]
+
+
+# ---------------------------------------------------------------- plan
+
+
+def test_pools_of_a_plan_have_a_square_per_device_and_memory_below_them_where_it_is_narrow():
+    view = plan_view(demo_plans.plan_data())
+    choice = view["choices"][0]
+    wide, narrow = (called("plan", "poolsLayout", view, choice, width) for width in (1180, 600))
+    assert narrow["height"] > wide["height"]
+    for pool, m in zip(choice["pools"], wide["marks"], strict=True):
+        (block,) = [one for one in m["marks"] if "hf-pool-devices" in one["attrs"].get("class", "")]
+        assert len(block["marks"]) == pool["num_devices"]
+        (gradient,) = [one for one in m["marks"] if one["tag"] == "defs"]
+        assert len(gradient["marks"][0]["marks"]) == 2 * len(pool["roles"])
+    backs = [m["marks"][0]["attrs"] for m in wide["marks"]]
+    assert all(above["y"] + above["height"] < below["y"] for above, below in pairwise(backs))
+
+
+def test_calls_of_a_plan_stand_at_their_seconds_and_bands_of_phases_never_overlap():
+    view = plan_view(demo_plans.plan_data())
+    choice = view["choices"][0]
+    step = called("plan", "stepLayout", view, choice, 1180)
+    calls = {m["attrs"]["data-call"]: m["marks"][0]["attrs"] for m in step["marks"] if "data-call" in m["attrs"]}
+    plot = 1180 - 118 - 76
+    for call in choice["calls"]:
+        assert calls[call["call"]]["x"] == pytest.approx(118 + call["start_s"] / view["scale_s"] * plot)
+    bands = [{"phase": p, "start_s": s, "seconds": 2.0} for p, s in (("a", 0), ("b", 1), ("c", 2.5))]
+    assert [b["row"] for b in called("plan", "phaseBands", bands)] == [0, 1, 0]
+    assert called("plan", "stepLayout", view, {**choice, "calls": [], "step_s": None}, 1180)["marks"][-1]["text"] == "0 s"
+
+
+@each("picture", ["timeline", "memory", "reshard", "tokens", "dataflow", "placement", "plan", "what_if"])
 def test_a_layout_is_called_where_no_document_is(picture: str):
     assert called(picture, "(() => [typeof document, typeof window])") == ["undefined"] * 2
