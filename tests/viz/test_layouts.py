@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from hfsdk.viz.modules import esm
 from hfsdk.viz.pictures.placement import placement_view
 from hfsdk.viz.pictures.plan import plan_view
 from hfsdk.viz.pictures.timeline import MARK_FIELDS, RUNNING, timeline_view
+from hfsdk.viz.pictures.what_if import what_if_view
 from tests.viz import bad_pictures as bad
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
@@ -364,6 +366,141 @@ def test_calls_of_a_plan_stand_at_their_seconds_and_bands_of_phases_never_overla
     assert called("plan", "stepLayout", view, {**choice, "calls": [], "step_s": None}, 1180)["marks"][-1]["text"] == "0 s"
 
 
-@each("picture", ["timeline", "memory", "reshard", "tokens", "dataflow", "placement", "plan", "what_if"])
+# ---------------------------------------------------------------- a plan's curves
+
+
+def test_a_point_stands_between_two_stops_by_its_share_and_no_fit_is_a_cross_that_lifts_the_line():
+    assert [called("what_if", "share", [1, 2, 4], v) for v in (1, 1.5, 2, 3, 4, 9)] == [0, 0.25, 0.5, 0.75, 1, 1]
+    assert called("what_if", "share", [5], 5) == 0.5
+    points = [{"value": v, "seconds": s, "dollars": None, "plan": p} for v, s, p in ((1, 2.0, "a"), (2, None, ""), (4, 1.0, "b"))]
+    view = what_if_view(demo_plans.what_if().draw("response_tokens").view())
+    view["curve"] = {**view["curve"], "points": points, "stops": [1, 2, 4]}
+    scene = called("what_if", "(view) => layout(view, METRICS[0])", view)
+    assert len(scene["places"]) == 3
+    (line,) = [m["attrs"]["d"] for m in scene["marks"] if m["tag"] == "path"]
+    assert line.count("M") == 2
+    assert "L" not in line
+    assert words_of(scene["marks"])[-1] == "×: nothing fits"
+    assert len(marks_in(scene["marks"], **{"class": "hf-edge hf-turn"})) == 1, "another plan is best from there"
+
+
+# ---------------------------------------------------------------- dashboard
+
+
+def test_a_curve_is_lifted_where_a_step_measured_nothing_and_its_lonely_points_are_dots():
+    curve = {"name": "score", "points": [[0, 1.0], [1, None], [2, 3.0], [3, 2.0]], "last": 2.0}
+    scene = called("dashboard", "layout", curve, 2, False)
+    (line,) = [m["attrs"]["d"] for m in scene["marks"] if m["tag"] == "path"]
+    assert (line.count("M"), line.count("L")) == (2, 1)
+    assert [step for _, step in scene["places"]] == [0, 2, 3]
+    assert len(marks_in(scene["marks"], **{"class": "hf-current"})) == 1
+    long = {**curve, "points": [[k, None if k == 1 else float(k)] for k in range(60)]}
+    dots = [m["attrs"]["data-step"] for m in called("dashboard", "layout", long, None, False)["marks"] if m["tag"] == "circle"]
+    assert dots == [0], "where there are many, only those that no line reaches"
+    empty = called("dashboard", "layout", {**curve, "points": [[0, None]]}, None, False)
+    assert words_of(empty["marks"]) == ["score", "not measured"]
+    assert empty["places"] == []
+
+
+def test_calls_of_a_step_have_a_row_per_role_and_predicted_ones_are_hatched():
+    calls = [
+        {"call": f"{role}.update", "row": k, "start_s": s, "seconds": 1.0, "color": "#3b76c4"}
+        for k, role, s in ((0, "actor", 0.0), (1, "critic", 0.5))
+    ]
+    made = called("dashboard", "callsLayout", {"calls": calls}, 600, True)
+    bars = [m["attrs"] for m in made["marks"] if m["attrs"].get("data-call")]
+    assert [b["y"] for b in bars] == [1, 19]
+    assert bars[1]["x"] - bars[0]["x"] == pytest.approx((600 - 84) / 1.5 * 0.5)
+    assert all("hatched" in b["fill"] for b in bars)
+    assert called("dashboard", "callsLayout", {"calls": []}, 600, True) is None
+
+
+# ---------------------------------------------------------------- credit
+
+
+COLUMNS = {"rewards": [0.0, -0.5, 1.0], "values": [0.2, 0.4, 0.6]}
+
+
+def credit_view(**more: Any) -> dict[str, Any]:
+    return {"tokens": ["a", "b", "c"], "first_row": 7, "score": 1.0, "kl_coef": 0.0, **more}
+
+
+def bars_of(scene: dict[str, Any], panel: str) -> list[dict[str, Any]]:
+    (found,) = marks_in(scene["marks"], **{"data-panel": panel})
+    return [m["attrs"] for m in found["marks"] if m["attrs"].get("class") == "hf-bar"]
+
+
+def test_columns_of_a_credit_picture_have_their_rows_and_the_last_reward_the_colour_of_its_score():
+    look = {"gamma": 1.0, "lam": 0.5, "chosen": 1, "from": 0, "width": 900}
+    scene = called("credit", "layout", credit_view(), COLUMNS, look)
+    rewards, advantages = bars_of(scene, "rewards"), bars_of(scene, "advantages")
+    assert [b["data-row"] for b in rewards] == [7, 8, 9]
+    assert [b["fill"] for b in rewards[:2]] == ["#77808a"] * 2
+    assert rewards[2]["fill"] == "#2f7fd0"
+    assert all("hatched" in b["fill"] for b in advantages)
+    deltas = [0.2, -0.3, 0.4]
+    expected = [deltas[0] + 0.5 * (deltas[1] + 0.5 * deltas[2]), deltas[1] + 0.5 * deltas[2], deltas[2]]
+    assert scene["made"]["advantages"] == pytest.approx(expected)
+    assert scene["made"]["arriving"] == pytest.approx([0, deltas[1], 0.5 * deltas[2]])
+    (chosen, *_) = scene["marks"]
+    assert chosen["attrs"]["x"] == pytest.approx(rewards[1]["x"] - 0.75)
+
+
+def test_a_credit_picture_without_tokens_says_so_and_a_number_that_is_none_is_a_dashed_frame():
+    look = {"gamma": 1.0, "lam": 1.0, "chosen": 0, "from": 0, "width": 900}
+    empty = called("credit", "layout", credit_view(tokens=[]), {"rewards": [], "values": []}, look)
+    assert words_of(empty["marks"]) == ["no response tokens"]
+    broken = called("credit", "layout", credit_view(), {**COLUMNS, "values": [0.2, None, 0.6]}, look)
+    frames = marks_in(broken["marks"], **{"class": "hf-edge hf-nomeasure"})
+    assert len(frames) == len([m for m in frames if m["attrs"]["stroke-dasharray"] == "2 2"])
+
+
+# ---------------------------------------------------------------- clip
+
+
+def test_what_clipping_cuts_is_counted_on_its_side_and_stands_crossed_over_the_rest():
+    groups = {
+        "ratio": [0.5, 1.0, 2.0], "log_ratio": [-0.6931, 0.0, 0.6931], "positive": [1, 2, 3], "negative": [4, 5, 6],
+        "zero": [0, 0, 0], "positive_mass": [1.0, 2.0, 3.0], "negative_mass": [4.0, 5.0, 6.0],
+    }  # fmt: skip
+    view = {"span": 2.0, "num_tokens": 21, "new": "new", "old": "old"}
+    sums = called("clip", "counted", view, groups, 0.2, 0.2)
+    assert (sums["positive"], sums["negative"], sums["clipped"]) == (3, 4, 7)
+    assert sums["share"] == pytest.approx(7 / 21)
+    assert sums["mass"] == pytest.approx(7 / 21)
+    look = {"low": 0.2, "high": 0.2, "logCounts": False, "current": -1, "width": 900}
+    scene = called("clip", "layout", view, sums, look)
+    crossed = [m["attrs"] for m in marks_in(scene["marks"]) if isinstance(m["attrs"].get("fill"), dict)]
+    middle = 20 + 120
+    assert sorted(box["y"] >= middle for box in crossed) == [False, True]
+    every = [m["attrs"] for m in marks_in(scene["marks"]) if "data-count" in m["attrs"]]
+    scale = [box["height"] / box["data-count"] for box in every]
+    assert scale == pytest.approx([scale[0]] * len(scale))
+    logs = called("clip", "layout", view, sums, {**look, "logCounts": True})
+    heights = {m["attrs"]["data-count"]: m["attrs"]["height"] for m in marks_in(logs["marks"]) if "data-count" in m["attrs"]}
+    assert heights[6] / heights[3] == pytest.approx(math.log10(7) / math.log10(4))
+
+
+# ---------------------------------------------------------------- probe
+
+
+def test_every_sample_is_a_mark_in_each_panel_where_it_has_a_number():
+    view = picture_of(demo.reward_probe()).view
+    scene = called("probe", "layout", view, 1000)
+    for panel, m in zip(view["panels"], scene["marks"], strict=True):
+        drawn = [one for one in m["marks"] if one.get("tip")]
+        known = [r for r in view["rows"] if r.get(panel["key"]) is not None]
+        assert len(drawn) == (len(view["rows"]) if panel["key"] == "seconds" else len(known))
+        for one in drawn:
+            assert 0 <= one["tip"]["x"] <= 1000
+            assert 0 <= one["tip"]["y"] <= scene["height"]
+    narrow = called("probe", "layout", view, 300)
+    assert narrow["height"] == len(view["panels"]) * 196, "one below the other"
+
+
+PICTURES = "clip credit dashboard dataflow memory placement plan probe reshard timeline tokens what_if"
+
+
+@each("picture", PICTURES.split())
 def test_a_layout_is_called_where_no_document_is(picture: str):
     assert called(picture, "(() => [typeof document, typeof window])") == ["undefined"] * 2

@@ -75,6 +75,21 @@ export function tableOf(parent, heads, left = (k) => k === 0, attrs = {}) {
   return body;
 }
 
+// ---- controls
+// a label with a range and what it is at; `set` is called with each new value
+export function sliderOf(parent, name, label, range, set) {
+  const l = H("label", {}, parent);
+  H("span", {}, l, label);
+  const more = { "aria-label": name, class: "hf-" + name, "data-lm-suppress-shortcuts": "true" },
+    input = H("input", { type: "range", ...range, ...more }, l),
+    output = H("output", {}, l);
+  input.oninput = () => set(Number(input.value));
+  return (x, digits) => {
+    input.value = x;
+    output.textContent = x.toFixed(digits);
+  };
+}
+
 // ---- pointer, keyboard, kernel
 // shows what a mark says while the pointer is over it
 export function hovered(f, node, tell) {
