@@ -50,12 +50,12 @@ def called(picture: str, function: str, *given: Any) -> Any:
 
 def marks_in(marks: list[dict[str, Any]], **attrs: Any) -> list[dict[str, Any]]:
     """Return the marks, nested ones too, that have these attributes; ``_`` stands for ``-``."""
-    every = [m for one in marks for m in [one, *marks_in(one.get("marks") or [])]]
+    every = [m for one in marks for m in [one, *marks_in(one["inside"] if isinstance(one.get("inside"), list) else [])]]
     return [m for m in every if all(m["attrs"].get(k.replace("_", "-")) == v for k, v in attrs.items())]
 
 
 def words_of(marks: list[dict[str, Any]]) -> list[str]:
-    return [m["text"] for m in marks_in(marks) if m.get("text")]
+    return [m["inside"] for m in marks_in(marks) if isinstance(m.get("inside"), str)]
 
 
 # ---------------------------------------------------------------- timeline
@@ -138,7 +138,7 @@ def test_what_a_call_holds_is_stacked_and_what_is_planned_stands_beside_it_hatch
     device = view["devices"][0]
     marks = called("memory", "layout", view, device)
     (held, *_) = [m for m in marks if m["attrs"].get("class") == "hf-held hf-mark"]
-    parts = [m["attrs"] for m in held["marks"]]
+    parts = [m["attrs"] for m in held["inside"]]
     for below, above in pairwise(parts):
         assert above["y"] + above["height"] == pytest.approx(below["y"])
     heights = [p["height"] / p["data-bytes"] for p in parts]
@@ -148,7 +148,7 @@ def test_what_a_call_holds_is_stacked_and_what_is_planned_stands_beside_it_hatch
     (beside,) = [
         m for m in stack if m.get("tip") and "predicted" in m["tip"]["heading"] and m["attrs"]["class"].startswith("hf-pred")
     ]
-    assert all("hatched" in m["attrs"]["fill"] for m in beside["marks"])
+    assert all("hatched" in m["attrs"]["fill"] for m in beside["inside"])
 
 
 # ---------------------------------------------------------------- resharding
@@ -287,7 +287,7 @@ def test_a_transfer_has_the_sums_of_its_rows_and_columns_at_its_ends(flow: dict[
     assert sum(m["attrs"]["data-bytes"] for m in cells) == edge["bytes_read"]
     assert words_of(matrix["marks"])[-1] == bytes_text(edge["bytes_read"])
     for m in cells:
-        (box, *_) = m["marks"]
+        (box, *_) = m["inside"]
         assert 0 < box["attrs"]["x"] < matrix["width"]
         assert ("hatched" in box["attrs"]["fill"]) == bool(edge["predicted"])
 
@@ -302,7 +302,7 @@ def test_shards_stack_in_their_device_and_memory_is_as_long_as_its_bytes():
     shards = [m for m in marks if (m.get("tip") or {}).get("shard")]
     assert len(shards) == sum(len(d["shards"]) for node in view["nodes"] for d in node["devices"])
     for m in shards:
-        device, card = devices[m["tip"]["device"]["number"]], m["marks"][0]["attrs"]
+        device, card = devices[m["tip"]["device"]["number"]], m["inside"][0]["attrs"]
         assert device["x"] < card["x"]
         assert card["x"] + card["width"] < device["x"] + device["width"]
         assert device["y"] < card["y"]
@@ -325,14 +325,14 @@ def test_a_mesh_has_stages_side_by_side_and_replicas_below_each_other():
     ]
     role = {"name": "actor", "color": "#3b76c4"}
     cells = {
-        m["attrs"]["data-rank"]: m["marks"] for m in called("placement", "meshOf", role, shards, True)["marks"] if m.get("tip")
+        m["attrs"]["data-rank"]: m["inside"] for m in called("placement", "meshOf", role, shards, True)["marks"] if m.get("tip")
     }
     at = {rank: (box["attrs"]["x"], box["attrs"]["y"]) for rank, (box, _) in cells.items()}
     assert at[0][0] < at[1][0] < at[2][0]
     assert at[0][1] == at[2][1]
     assert at[4][0] == at[0][0]
     assert at[4][1] > at[0][1]
-    assert [text["text"] for _, text in cells.values()] == [f"G{k}" for k in range(1, 9)], "the paper's numbers begin at 1"
+    assert [text["inside"] for _, text in cells.values()] == [f"G{k}" for k in range(1, 9)], "the paper's numbers begin at 1"
     assert [called("placement", "along", shards[0], other) for other in shards] == [None, "tp", "pp", None, "dp", None, None, None]
 
 
@@ -345,11 +345,11 @@ def test_pools_of_a_plan_have_a_square_per_device_and_memory_below_them_where_it
     wide, narrow = (called("plan", "poolsLayout", view, choice, width) for width in (1180, 600))
     assert narrow["height"] > wide["height"]
     for pool, m in zip(choice["pools"], wide["marks"], strict=True):
-        (block,) = [one for one in m["marks"] if "hf-pool-devices" in one["attrs"].get("class", "")]
-        assert len(block["marks"]) == pool["num_devices"]
-        (gradient,) = [one for one in m["marks"] if one["tag"] == "defs"]
-        assert len(gradient["marks"][0]["marks"]) == 2 * len(pool["roles"])
-    backs = [m["marks"][0]["attrs"] for m in wide["marks"]]
+        (block,) = [one for one in m["inside"] if "hf-pool-devices" in one["attrs"].get("class", "")]
+        assert len(block["inside"]) == pool["num_devices"]
+        (gradient,) = [one for one in m["inside"] if one["tag"] == "defs"]
+        assert len(gradient["inside"][0]["inside"]) == 2 * len(pool["roles"])
+    backs = [m["inside"][0]["attrs"] for m in wide["marks"]]
     assert all(above["y"] + above["height"] < below["y"] for above, below in pairwise(backs))
 
 
@@ -357,13 +357,13 @@ def test_calls_of_a_plan_stand_at_their_seconds_and_bands_of_phases_never_overla
     view = plan_view(demo_plans.plan_data())
     choice = view["choices"][0]
     step = called("plan", "stepLayout", view, choice, 1180)
-    calls = {m["attrs"]["data-call"]: m["marks"][0]["attrs"] for m in step["marks"] if "data-call" in m["attrs"]}
+    calls = {m["attrs"]["data-call"]: m["inside"][0]["attrs"] for m in step["marks"] if "data-call" in m["attrs"]}
     plot = 1180 - 118 - 76
     for call in choice["calls"]:
         assert calls[call["call"]]["x"] == pytest.approx(118 + call["start_s"] / view["scale_s"] * plot)
     bands = [{"phase": p, "start_s": s, "seconds": 2.0} for p, s in (("a", 0), ("b", 1), ("c", 2.5))]
     assert [b["row"] for b in called("plan", "phaseBands", bands)] == [0, 1, 0]
-    assert called("plan", "stepLayout", view, {**choice, "calls": [], "step_s": None}, 1180)["marks"][-1]["text"] == "0 s"
+    assert called("plan", "stepLayout", view, {**choice, "calls": [], "step_s": None}, 1180)["marks"][-1]["inside"] == "0 s"
 
 
 # ---------------------------------------------------------------- a plan's curves
@@ -427,7 +427,7 @@ def credit_view(**more: Any) -> dict[str, Any]:
 
 def bars_of(scene: dict[str, Any], panel: str) -> list[dict[str, Any]]:
     (found,) = marks_in(scene["marks"], **{"data-panel": panel})
-    return [m["attrs"] for m in found["marks"] if m["attrs"].get("class") == "hf-bar"]
+    return [m["attrs"] for m in found["inside"] if m["attrs"].get("class") == "hf-bar"]
 
 
 def test_columns_of_a_credit_picture_have_their_rows_and_the_last_reward_the_colour_of_its_score():
@@ -488,7 +488,7 @@ def test_every_sample_is_a_mark_in_each_panel_where_it_has_a_number():
     view = picture_of(demo.reward_probe()).view
     scene = called("probe", "layout", view, 1000)
     for panel, m in zip(view["panels"], scene["marks"], strict=True):
-        drawn = [one for one in m["marks"] if one.get("tip")]
+        drawn = [one for one in m["inside"] if one.get("tip")]
         known = [r for r in view["rows"] if r.get(panel["key"]) is not None]
         assert len(drawn) == (len(view["rows"]) if panel["key"] == "seconds" else len(known))
         for one in drawn:

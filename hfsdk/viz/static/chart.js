@@ -1,10 +1,10 @@
 // What pictures draw alike. A layout is plain data, made without a document: marks, which `paint` makes SVG of, in their order.
-import { freshId, H, hatches, isMissing, keyboard, S, swatch } from "./core.js";
+import { freshId, H, hatches, isMissing, S, swatch } from "./core.js";
 
 // ---- marks. A paint may be {hatched: colour}; what has an id of its own is {id: name}, and is meant by {url: name}.
-export const mark = (tag, attrs, text) => ({ tag, attrs, text });
-// `tip` is what hovering says of it: {heading, rows}
-export const group = (attrs, marks, tip) => ({ tag: "g", attrs, marks, tip });
+// `inside` is its text or the marks in it, `tip` what is told of it: {heading, rows}
+export const mark = (tag, attrs, inside, tip) => ({ tag, attrs, inside, tip });
+export const group = (attrs, marks, tip) => mark("g", attrs, marks, tip);
 export const hatched = (color) => ({ hatched: color });
 export const sample = (attrs) => mark("rect", { x: 1, y: 1, width: 14, height: 9, ...attrs });
 export const planned = (color, more) => sample({ ...more, fill: hatched(color), stroke: color });
@@ -28,8 +28,9 @@ export function paint(marks, parent, hatch = hatches(parent)) {
   const add = (m, into) => {
     const attrs = {};
     for (const k in m.attrs) attrs[k] = resolved(m.attrs[k]);
-    const node = S(m.tag, attrs, into, m.text);
-    if (m.marks) for (const child of m.marks) add(child, node);
+    const marksInside = Array.isArray(m.inside),
+      node = S(m.tag, attrs, into, marksInside ? undefined : m.inside);
+    if (marksInside) for (const child of m.inside) add(child, node);
     if (m.tip) tips.push([node, m]);
   };
   for (const m of marks) add(m, parent);
@@ -109,42 +110,4 @@ export function redrawn({ model, f, onView, onResize }) {
     f.leave();
     if (resize) resize.disconnect();
   };
-}
-
-// ---- a matrix: cells as [element, mark], whose tip has `row` and `column` beside what it says
-// the cell that an arrow key comes to: the nearest one in that direction, in the same row or column
-export function nextCell(tips, at, dx, dy) {
-  if (at < 0) return 0;
-  const here = tips[at],
-    far = (c) => Math.abs(c.row - here.row) + Math.abs(c.column - here.column);
-  const there = tips
-    .filter((c) =>
-      dx
-        ? c.row === here.row && Math.sign(c.column - here.column) === dx
-        : c.column === here.column && Math.sign(c.row - here.row) === dy,
-    )
-    .sort((a, b) => far(a) - far(b));
-  return there.length ? tips.indexOf(there[0]) : at;
-}
-export function walkedMatrix(f, host, cells, { below, leave }) {
-  let at = -1;
-  const tips = cells.map(([, m]) => m.tip);
-  for (const [node, { tip }] of cells) {
-    node.addEventListener("mousemove", (ev) => f.showTip(ev.clientX, ev.clientY, tip.heading, tip.rows, false));
-    node.addEventListener("mouseleave", () => f.hideTip());
-  }
-  keyboard(host, {
-    step: (dx, dy) => {
-      at = nextCell(tips, at, dx, dy);
-    },
-    show: () => {
-      cells.forEach(([node], k) => node.firstChild.classList.toggle("hf-current", k === at));
-      if (!cells[at]) return;
-      const b = cells[at][0].getBoundingClientRect(),
-        tip = tips[at];
-      f.showTip(b.left + b.width / 2, b.bottom - below, tip.spoken ?? tip.heading, tip.rows, true);
-    },
-    keys: { Escape: leave },
-  });
-  host.addEventListener("blur", () => f.hideTip());
 }

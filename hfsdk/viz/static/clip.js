@@ -24,7 +24,7 @@ const CROSS = { url: "cross" };
 function crosshatch() {
   const size = { width: 4, height: 4, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
     lines = mark("path", { d: "M0,0H4M0,0V4", fill: "none", stroke: "var(--hf-fg)", "stroke-width": 1 });
-  return { ...mark("defs", {}), marks: [{ ...mark("pattern", { id: { id: "cross" }, ...size }), marks: [lines] }] };
+  return mark("defs", {}, [mark("pattern", { id: { id: "cross" }, ...size }, [lines])]);
 }
 
 // ---- numbers: what each bin of the logarithm of the ratio holds, and what clipping leaves without gradient in all

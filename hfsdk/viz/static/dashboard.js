@@ -148,7 +148,7 @@ function callMarks(c, x, y, w, predicted) {
     box = { x, y: y + 1, width: Math.max(1, w - 0.5), height: 16, rx: 2, "data-call": c.call },
     look = predicted ? { fill: hatched(c.color), stroke: c.color, class: "hf-predicted" } : { fill: c.color },
     still = { "pointer-events": "none" },
-    bar = { ...mark("rect", { ...box, ...look }), marks: [mark("title", {}, `${c.call}: ${fmtSeconds(c.seconds)}`)] };
+    bar = mark("rect", { ...box, ...look }, [mark("title", {}, `${c.call}: ${fmtSeconds(c.seconds)}`)]);
   if (!text) return [bar];
   const back = mark("rect", { x: x + 2, y: y + 4, width: text.length * 5.7 + 4, height: 11, class: "hf-paper", ...still }),
     ink = predicted ? { class: "hf-fg" } : { fill: inkOn(c.color) };

@@ -1,7 +1,8 @@
 // Calls as boxes in their phases, columns as lines that end at a row of the reading box.
 // An opened line shows who read what from whom.
-import { group, hatched, legend, mark, paint, redrawn, sample, tableOf, walkedMatrix } from "./chart.js";
+import { group, hatched, legend, mark, paint, redrawn, sample, tableOf } from "./chart.js";
 import { alpha, coalesced, fmtBytes, fmtCount, frame, H, hatches, inkOn, keyboard, S, shade, shorten } from "./core.js";
+import { walkedMatrix } from "./matrix.js";
 
 const OUT = 17,
   PORT = 15,
@@ -39,10 +40,7 @@ function lineMarks(edge, k) {
     class: "hf-edgeline" + (edge.predicted ? " hf-predicted" : ""),
   };
   const wide = { d: edge.path, fill: "none", stroke: "transparent", "stroke-width": 9, style: "cursor:pointer" };
-  return [
-    { ...mark("path", seen), tip: { path: k } },
-    { ...mark("path", { ...wide, "data-line": edge.row }), tip: { line: k } },
-  ];
+  return [mark("path", seen, undefined, { path: k }), mark("path", { ...wide, "data-line": edge.row }, undefined, { line: k })];
 }
 function boxMark(call) {
   const { x, y, width, height, color, predicted } = call,

@@ -101,7 +101,7 @@ function fullWords(shard, role, { tx, right, y }) {
   if (role.lora && role.name.length < 10)
     name.push(mark("tspan", { "font-size": 9.5, class: "hf-sub" }, ` ${role.lora.replace(/ rank (\d+).*/, " $1")}`));
   return [
-    { ...mark("text", { x: tx, y: y + 14, class: "hf-fg" }), marks: name },
+    mark("text", { x: tx, y: y + 14, class: "hf-fg" }, name),
     mark("text", end(y + 14), role.state === "declared" ? "declared" : `rank ${shard.rank}`),
     mark("text", { x: tx, y: y + 28, "font-size": 10, class: "hf-fg" }, shorten(shard.place, Math.max(4, room))),
     ...(shard.note ? [mark("text", end(y + 28), shard.note)] : []),
@@ -175,7 +175,8 @@ function processMark(device, g, m, y, end) {
       ["measured", fmtBytes(used)],
       ["limit", fmtBytes(device.memory_bytes)],
     ];
-  return [{ ...mark("rect", box), tip: { role: null, col: g.col, heading: `device ${device.number}: process memory`, rows } }];
+  const heading = `device ${device.number}: process memory`;
+  return [mark("rect", box, undefined, { role: null, col: g.col, heading, rows })];
 }
 
 // ---- layout: one role's ranks as a mesh: a column per pipeline stage, a row per replica (dp), in each the tp ranks side by side

@@ -56,7 +56,7 @@ function poolMark(view, pool, place, y, id) {
       ];
     return [
       mark("rect", { x: rolesAt, y: y + 8 + 16 * i, width: 10, height: 10, rx: 2, fill: roleColor(view, r.role) }),
-      { ...mark("text", { x: rolesAt + 15, y: y + 17 + 16 * i, class: "hf-fg" }), marks: words },
+      mark("text", { x: rolesAt + 15, y: y + 17 + 16 * i, class: "hf-fg" }, words),
     ];
   });
   const none = { x: rolesAt, y: y + 17, "font-style": "italic", class: "hf-sub" };
@@ -116,8 +116,8 @@ function devicesLayout(view, pool, { blocks: room, side }, y, id) {
 }
 function stripesMark(id, colors) {
   const stops = colors.flatMap((c, i) => [i, i + 1].map((at) => mark("stop", { offset: at / colors.length, "stop-color": c })));
-  const gradient = { ...mark("linearGradient", { id: { id }, x1: 0, y1: 0, x2: 0, y2: 1 }), marks: stops };
-  return { ...mark("defs", {}), marks: [gradient] };
+  const gradient = mark("linearGradient", { id: { id }, x1: 0, y1: 0, x2: 0, y2: 1 }, stops);
+  return mark("defs", {}, [gradient]);
 }
 function poolMemoryMark(view, pool, x, y) {
   const m = pool.memory,

@@ -82,11 +82,11 @@ function sampleMark(view, r, x, y, i) {
     tip = { i, x, y, all: true };
   if (r.kind === "failed") {
     const d = `M${x - 3.5} ${y - 3.5}l7 7M${x - 3.5} ${y + 3.5}l7 -7`;
-    return { ...mark("path", { ...base, d, "stroke-width": 1.8, fill: "none" }), tip };
+    return mark("path", { ...base, d, "stroke-width": 1.8, fill: "none" }, undefined, tip);
   }
   const hollow = r.kind !== "scored",
     look = { fill: hollow ? "none" : color, "fill-opacity": hollow ? null : 0.65, "stroke-width": hollow ? 1.6 : 0.6 };
-  return { ...mark("circle", { ...base, cx: x, cy: y, r: 3.4, ...look }), tip };
+  return mark("circle", { ...base, cx: x, cy: y, r: 3.4, ...look }, undefined, tip);
 }
 function secondsMarks(view, p, w, order) {
   const bottom = HEIGHT - BOTTOM,
@@ -107,7 +107,7 @@ function secondsMarks(view, p, w, order) {
         height: Math.max(1, bottom - top),
       },
       look = { fill: view.colors[r.kind], class: "hf-mark hf-second", "data-row": r.row };
-    return { ...mark("rect", { ...box, ...look }), tip: { i, x: x.at(k) + each / 2, y: top } };
+    return mark("rect", { ...box, ...look }, undefined, { i, x: x.at(k) + each / 2, y: top });
   });
   return [...axisMarks(p, x, y, w, fmtSeconds, fmtCount), ...bars];
 }

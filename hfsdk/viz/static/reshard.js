@@ -1,7 +1,8 @@
 // A weight transition step by step: boxes of every rank before and after.
 // Who sends what to whom, bytes per pair, the ladder of bytes.
-import { group, hatched, legend, mark, paint, planned, redrawn, sample, tableOf, walkedMatrix } from "./chart.js";
+import { group, hatched, legend, mark, paint, planned, redrawn, sample, tableOf } from "./chart.js";
 import { fmtBytes, fmtCount, frame, H, hatches, inkOn, isMissing, keyboard, S, shade, shorten, stripes, swatch } from "./core.js";
+import { walkedMatrix } from "./matrix.js";
 
 const PALETTE = ["#6b8e23", "#8c6d46", "#4a90a4", "#a0528d", "#5d6d7e"],
   OWN = "#3b76c4",
