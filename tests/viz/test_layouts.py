@@ -27,7 +27,7 @@ from hfsdk.viz.pictures.what_if import what_if_view
 from tests.viz import bad_pictures as bad
 from tests.viz import demo, demo_plans
 from tests.viz import token_batches as made
-from tests.viz.every_picture import simulated_flow
+from tests.viz.every_picture import EVERY, simulated_flow
 
 LANE, START, DURATION, FLAGS = map(MARK_FIELDS.index, ("lane", "start_s", "duration_s", "flags"))
 LEFT, RIGHT = 150, 64
@@ -498,9 +498,37 @@ def test_every_sample_is_a_mark_in_each_panel_where_it_has_a_number():
     assert narrow["height"] == len(view["panels"]) * 196, "one below the other"
 
 
-PICTURES = "clip credit dashboard dataflow memory placement plan probe reshard timeline tokens what_if"
+# ---------------------------------------------------------------- pictures of rows
+
+ROWS = {"calibration": "calls", "census": "ranks", "comparison": "rows", "explanation": "bars", "gap": "causes"}
+"""Pictures with a row for each entry of a list of their views."""
 
 
-@each("picture", PICTURES.split())
+def rows_laid_out(name: str, view: dict[str, Any], current: int = -1) -> list[dict[str, Any]]:
+    laid = called(name, "layout", view, 900, current)
+    return laid["marks"] if isinstance(laid, dict) else laid
+
+
+@each("name", ROWS)
+def test_rows_stand_below_each_other_and_the_current_one_is_shaded(name: str):
+    view = EVERY[name]().view
+    rows = [m for m in rows_laid_out(name, view, current=1) if m.get("tip")]
+    backs = [m["inside"][0]["attrs"] for m in rows]
+    assert len(rows) > 1
+    assert [m["tip"]["row"] for m in rows] == [i for i, one in enumerate(view[ROWS[name]]) if one.get("kind") != "heading"]
+    assert all(above["y"] + above["height"] <= below["y"] for above, below in pairwise(backs))
+    assert [back["fill-opacity"] for back in backs] == [int(m["tip"]["row"] == 1) for m in rows]
+
+
+@each("name", ROWS)
+def test_a_picture_of_no_rows_lays_out_none(name: str):
+    empty = {**EVERY[name]().view, ROWS[name]: [], "layers": []}
+    assert rows_laid_out(name, empty) == []
+
+
+PICTURES = "clip credit dashboard dataflow memory placement plan probe reshard timeline tokens what_if".split()
+
+
+@each("picture", [*ROWS, *PICTURES])
 def test_a_layout_is_called_where_no_document_is(picture: str):
     assert called(picture, "(() => [typeof document, typeof window])") == ["undefined"] * 2

@@ -1,5 +1,5 @@
 // What pictures draw alike. A layout is plain data, made without a document: marks, which `paint` makes SVG of, in their order.
-import { freshId, H, hatches, isMissing, S, swatch } from "./core.js";
+import { coalesced, freshId, H, hatches, isMissing, keyboard, S, swatch } from "./core.js";
 
 // ---- marks. A paint may be {hatched: colour}; what has an id of its own is {id: name}, and is meant by {url: name}.
 // `inside` is its text or the marks in it, `tip` what is told of it: {heading, rows}
@@ -110,4 +110,28 @@ export function redrawn({ model, f, onView, onResize }) {
     f.leave();
     if (resize) resize.disconnect();
   };
+}
+
+// a picture of rows; arrow keys move `current.row`, `draw` returns its rows as [element, mark], and `tip` tells of one. Returns what
+// ends it.
+export function drawnRows({ model, f, current, rows, draw, moved = () => true, tip, left, rowHeight }) {
+  const show = () => {
+    for (const [node, m] of draw()) hovered(f, node, (x, y, spoken) => tip(m.tip.row, x, y, spoken));
+  };
+  keyboard(f.host, {
+    step: (dx, dy) => {
+      current.row = Math.max(0, Math.min(rows().length - 1, current.row + (dx || dy)));
+    },
+    show: () => {
+      if (!rows().length) return;
+      show();
+      const box = f.host.getBoundingClientRect();
+      tip(current.row, box.left + left, box.top + 6 + current.row * rowHeight + 20, true);
+    },
+    keys: { Escape: () => f.hideTip() },
+  });
+  f.host.addEventListener("blur", () => f.hideTip());
+  show();
+  const again = coalesced(show);
+  return redrawn({ model, f, onView: again, onResize: () => moved() && again() });
 }

@@ -1,6 +1,6 @@
 // The histogram of the ratio, A > 0 above and A < 0 below the line, with what clipping leaves without gradient.
 import { group, legend, mark, paint, redrawn, sample, sliderOf } from "./chart.js";
-import { coalesced, fmtCount, frame, H, keyboard, S, shorten, unpack } from "./core.js";
+import { coalesced, fmtCount, frame, H, keyboard, shorten, titledSvg, unpack } from "./core.js";
 
 const BLUE = "#2f7fd0",
   ORANGE = "#e0761b",
@@ -181,10 +181,7 @@ function tipOf(view, b, k) {
 
 // ---- draw
 function drawBins(view, { width, height, marks }, host) {
-  const size = { width, height, viewBox: `0 0 ${width} ${height}` },
-    svg = S("svg", { ...size, role: "img", "aria-label": view.summary, "font-size": 11 });
-  S("title", {}, svg, view.title);
-  S("desc", {}, svg, view.summary);
+  const svg = titledSvg(view, width, height);
   paint(marks, svg, null);
   host.replaceChildren(svg);
 }

@@ -1,7 +1,7 @@
 // Calls as boxes in their phases, columns as lines that end at a row of the reading box.
 // An opened line shows who read what from whom.
 import { group, hatched, legend, mark, paint, redrawn, sample, tableOf } from "./chart.js";
-import { alpha, coalesced, fmtBytes, fmtCount, frame, H, hatches, inkOn, keyboard, S, shade, shorten } from "./core.js";
+import { alpha, coalesced, fmtBytes, fmtCount, frame, H, hatches, inkOn, keyboard, S, shade, shorten, titledSvg } from "./core.js";
 import { walkedMatrix } from "./matrix.js";
 
 const OUT = 17,
@@ -218,11 +218,8 @@ function drawGraph(view, host) {
   const width = Math.max(view.width, 420);
   // shrinks a little, then scrolls
   const style = `max-width:none;width:min(100%,${width}px);min-width:${Math.round(0.76 * width)}px;height:auto`,
-    size = { width, height: view.height, viewBox: `0 0 ${width} ${view.height}` };
-  const svg = S("svg", { ...size, role: "img", "aria-label": view.summary, "font-size": 11, style });
-  S("title", {}, svg, view.title);
-  S("desc", {}, svg, view.summary);
-  const drawn = paint(layout(view), svg, hatches(svg));
+    svg = titledSvg(view, width, view.height, { style }),
+    drawn = paint(layout(view), svg, hatches(svg));
   host.replaceChildren(svg);
   return drawn;
 }

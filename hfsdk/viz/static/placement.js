@@ -1,6 +1,6 @@
 // Who lives where: nodes > devices as columns, in each a stack of shards and its memory, planned against measured.
 import { group, hatched, legend, mark, paint, planned, redrawn, sample } from "./chart.js";
-import { alpha, coalesced, fitText, fmtBytes, frame, H, hatches, isMissing, keyboard, S, shorten } from "./core.js";
+import { alpha, coalesced, fitText, fmtBytes, frame, H, hatches, isMissing, keyboard, S, shorten, titledSvg } from "./core.js";
 
 const AXES = ["tp", "pp", "dp"],
   DASHES = { tp: null, pp: "5 2", dp: "1.5 2.5" },
@@ -275,12 +275,8 @@ function stepped(tips, current, dx, dy) {
 
 // ---- draw
 function drawDevices(view, host) {
-  const { width, height } = view.geometry,
-    size = { viewBox: `0 0 ${width} ${height}`, width, height };
-  const svg = S("svg", { ...size, role: "img", "aria-label": view.summary, "font-size": 11 });
-  S("title", {}, svg, view.title);
-  S("desc", {}, svg, view.summary);
-  const marks = paint(layout(view), svg, hatches(svg));
+  const svg = titledSvg(view, view.geometry.width, view.geometry.height),
+    marks = paint(layout(view), svg, hatches(svg));
   host.replaceChildren(svg);
   return marks.map(([node, m]) => ({ node, cell: null, ...m.tip }));
 }

@@ -573,46 +573,7 @@ function render({ model, el }) {
       }, 100);
   }
 
-  // ---- interact
-  function point(i, x, y, spoken) {
-    const m = view.marks[i],
-      heading = predictedName(view.labels[m[LABEL]], m[FLAGS] & PREDICTED);
-    f.showTip(x, y, heading, describe(view, m, now()), spoken);
-  }
-  function pointAt(x, y, ev) {
-    const s = spanAt(scene.spans, x, y),
-      dry = s ? null : drainAt(view, places(), x, y);
-    if (s) point(s.i, ev.clientX, ev.clientY, false);
-    else if (dry)
-      f.showTip(ev.clientX, ev.clientY, `device ${dry[0].device}`, [
-        ["at", fmtSeconds(dry[1][0])],
-        ["sequences running", `${dry[1][1]} of ${dry[0].most}`],
-        ["waiting", fmtCount(dry[1][2])],
-        ["KV cache in use", fmtShare(dry[1][3])],
-      ]);
-    else f.hideTip();
-  }
-  const leavePointer = followPointer(f, { places, zoomTo, zoom, pointAt, isWhole: () => !look.zoomed });
-  function show() {
-    if (look.current < 0) return;
-    const m = view.marks[look.current],
-      { a, b, total } = places();
-    if (m[START] > b || endOf(m, now()) < a) look.zoomed = clamped(m[START] - (b - a) / 4, m[START] + (3 * (b - a)) / 4, total);
-    draw();
-    const s = scene.spans.find((q) => q.i === look.current),
-      r = picture.getBoundingClientRect(),
-      { plot } = scene.at;
-    if (s) point(look.current, r.left + Math.max(s.x, LEFT) + Math.min(s.w, plot) / 2, r.top + s.y + s.h, true);
-  }
-  keyboard(picture, {
-    step: (dx, dy) => {
-      look.current = stepped(view, look.current, dx, dy);
-    },
-    show,
-    keys: { "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), 0: fit, Escape: () => f.hideTip() },
-  });
-  picture.addEventListener("blur", () => f.hideTip());
-
+  const leavePointer = interact(f, { look, now, places, zoomTo, zoom, fit, draw, shown: () => ({ view, scene }) });
   function take() {
     view = model.get("view");
     look.path.calls = new Set(view.critical.map((row) => view.marks[row][CALL]));
@@ -639,6 +600,53 @@ function render({ model, el }) {
     leave();
     leavePointer();
   };
+}
+
+// ---- interact: looking at one mark; `shown` is the view and what is drawn of it. Returns what ends listening to the page's wheel
+function interact(f, { look, now, places, zoomTo, zoom, fit, draw, shown }) {
+  const picture = f.host;
+  function point(i, x, y, spoken) {
+    const { view } = shown(),
+      m = view.marks[i],
+      heading = predictedName(view.labels[m[LABEL]], m[FLAGS] & PREDICTED);
+    f.showTip(x, y, heading, describe(view, m, now()), spoken);
+  }
+  function pointAt(x, y, ev) {
+    const { view, scene } = shown(),
+      s = spanAt(scene.spans, x, y),
+      dry = s ? null : drainAt(view, places(), x, y);
+    if (s) point(s.i, ev.clientX, ev.clientY, false);
+    else if (dry)
+      f.showTip(ev.clientX, ev.clientY, `device ${dry[0].device}`, [
+        ["at", fmtSeconds(dry[1][0])],
+        ["sequences running", `${dry[1][1]} of ${dry[0].most}`],
+        ["waiting", fmtCount(dry[1][2])],
+        ["KV cache in use", fmtShare(dry[1][3])],
+      ]);
+    else f.hideTip();
+  }
+  // brings the mark that the keyboard is at into view, and tells of it
+  function show() {
+    if (look.current < 0) return;
+    const m = shown().view.marks[look.current],
+      { a, b, total } = places();
+    if (m[START] > b || endOf(m, now()) < a) look.zoomed = clamped(m[START] - (b - a) / 4, m[START] + (3 * (b - a)) / 4, total);
+    draw();
+    const { scene } = shown(),
+      s = scene.spans.find((q) => q.i === look.current),
+      r = picture.getBoundingClientRect();
+    if (!s) return;
+    point(look.current, r.left + Math.max(s.x, LEFT) + Math.min(s.w, scene.at.plot) / 2, r.top + s.y + s.h, true);
+  }
+  keyboard(picture, {
+    step: (dx, dy) => {
+      look.current = stepped(shown().view, look.current, dx, dy);
+    },
+    show,
+    keys: { "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7), 0: fit, Escape: () => f.hideTip() },
+  });
+  picture.addEventListener("blur", () => f.hideTip());
+  return followPointer(f, { places, zoomTo, zoom, pointAt, isWhole: () => !look.zoomed });
 }
 
 // drags and wheels over the picture; returns what ends listening to the page's wheel
