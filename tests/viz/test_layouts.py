@@ -526,7 +526,20 @@ def test_a_picture_of_no_rows_lays_out_none(name: str):
     assert rows_laid_out(name, empty) == []
 
 
-PICTURES = "clip credit dashboard dataflow memory placement plan probe reshard timeline tokens what_if".split()
+PICTURES = [
+    "clip",
+    "credit",
+    "dashboard",
+    "dataflow",
+    "memory",
+    "placement",
+    "plan",
+    "probe",
+    "reshard",
+    "timeline",
+    "tokens",
+    "what_if",
+]
 
 
 @each("picture", [*ROWS, *PICTURES])
