@@ -1,6 +1,7 @@
 """How the package is built: no function is longer than a screen or two, few entries, algorithms show their step."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,19 @@ def test_nothing_new_is_over_a_limit():
     script = ROOT / "scripts" / "house.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout.partition("over a limit:")[2]
+
+
+def test_a_function_of_javascript_is_as_long_as_what_is_nested_in_it(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+    house = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(house)
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    inner = ["  const inner = () => {", *["    call();"] * 147, "  };"]
+    text = "\n".join(["export function outer(", "  a,", ") {", "  return a;", "}", "function long() {", *inner, "}", ""])
+    (tmp_path / "a.js").write_text(text)
+    assert house.long_js_functions() == {"js a.js long": 151}
+    (tmp_path / "a.js").write_text(text.replace("    call();\n", "", 1))
+    assert house.long_js_functions() == {}
 
 
 def test_the_algorithms_are_those_with_a_step():

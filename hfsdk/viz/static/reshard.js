@@ -63,11 +63,15 @@ function stepsOfParameter(view, plan, p) {
 const arrivesIn = (steps, piece) => steps.findIndex((s) => s.has(piece));
 
 // ---- layout: `look` is {variant, chosen, at, width, flying}, where pieces that arrive now may be still on their way
-function layout(view, { variant, chosen, at, width, flying }) {
+function chosenOf(view, { variant, chosen }) {
   const plan = view.variants[variant],
-    p = plan.parameters.find((q) => q.name === chosen) || null,
-    steps = stepsOf(view, plan, p),
-    seen = { view, plan, p, steps, at, flying };
+    p = plan.parameters.find((q) => q.name === chosen) || null;
+  return { view, plan, p, steps: stepsOf(view, plan, p) };
+}
+function layout(view, look) {
+  const { at, width, flying } = look,
+    seen = { ...chosenOf(view, look), at, flying },
+    { p } = seen;
   if (!p) return { ...seen, width, ...barMarks(seen, width) };
   const g = geometry(p, width);
   return { ...seen, g, width: g.width, height: g.height, marks: p.ranks.flatMap((rank, k) => rankMarks(seen, g, rank, k)) };
@@ -532,19 +536,19 @@ function render({ model, el }) {
     go(Number(slider.value), true);
   };
   function reset() {
-    const plan = view.variants[look.variant];
+    scene = chosenOf(view, look);
+    const { plan, p, steps } = scene;
     player.pause();
     current = -1;
     f.title.textContent = view.variants.length > 1 ? view.title : plan.title;
-    scene = layout(view, { ...look, at: 0, width: 0 });
-    slider.max = scene.steps.length - 1;
+    slider.max = steps.length - 1;
     parts.below.replaceChildren();
     parts.foot.replaceChildren();
-    drawMatrix(f, view, plan, scene.p, parts.below);
+    drawMatrix(f, view, plan, p, parts.below);
     drawLadder(view, plan, parts.below);
-    legend(parts.foot, legendOf(plan, scene.p));
-    if (scene.p?.note) H("div", { class: "hf-dim" }, parts.foot, `${scene.p.name}: ${scene.p.note}.`);
-    go(scene.steps.length - 1, false);
+    legend(parts.foot, legendOf(plan, p));
+    if (p?.note) H("div", { class: "hf-dim" }, parts.foot, `${p.name}: ${p.note}.`);
+    go(steps.length - 1, false);
   }
   function take() {
     view = model.get("view");
