@@ -17,17 +17,11 @@ export function paint(marks, parent, hatch = hatches(parent)) {
     if (!ids.has(name)) ids.set(name, freshId());
     return ids.get(name);
   };
-  const resolved = (value) =>
-    value === null || typeof value !== "object"
-      ? value
-      : value.hatched
-        ? hatch(value.hatched)
-        : value.url
-          ? `url(#${idOf(value.url)})`
-          : idOf(value.id);
+  const resolved = ({ hatched: color, url, id }) => (color ? hatch(color) : url ? `url(#${idOf(url)})` : idOf(id));
   const add = (m, into) => {
-    const attrs = {};
-    for (const k in m.attrs) attrs[k] = resolved(m.attrs[k]);
+    let attrs = m.attrs;
+    for (const [k, value] of Object.entries(m.attrs))
+      if (value !== null && typeof value === "object") attrs = { ...attrs, [k]: resolved(value) };
     const marksInside = Array.isArray(m.inside),
       node = S(m.tag, attrs, into, marksInside ? undefined : m.inside);
     if (marksInside) for (const child of m.inside) add(child, node);
