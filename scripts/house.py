@@ -1,9 +1,9 @@
 """Prints how the package is built: tree, lines, what breaks a law of its form; ``--check`` exits 1 for new ones.
 
-The laws: a function has at most 60 lines without its docstring; a module says its one idea in its first sentence, however long
-it is; no module under 80 lines is there for one sibling alone; a class name means one thing in the package. ``KNOWN`` lists what
-still breaks one. Words: docstrings that begin as a fragment, and names of a story; what is left of these stands in ``KNOWN_WORDS``,
-folder by folder, and may only fall.
+The laws: a function has at most 60 lines without its docstring, one of JavaScript 150; a module says its one idea in its first
+sentence, however long it is; no module under 80 lines is there for one sibling alone; a class name means one thing in the package.
+``KNOWN`` lists what still breaks one. Words: docstrings that begin as a fragment, and names of a story; what is left of these stands
+in ``KNOWN_WORDS``, folder by folder, and may only fall.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def modules() -> Iterator[tuple[str, str]]:
 
 def over_limits() -> dict[str, int]:
     """Return what breaks a law, by name, with its lines or how often it is there."""
-    return _long_functions() | _silent_modules() | _small_modules() | _ambiguous_classes()
+    return _long_functions() | long_js_functions() | _silent_modules() | _small_modules() | _ambiguous_classes()
 
 
 def _long_functions() -> dict[str, int]:
@@ -87,6 +87,30 @@ def _ambiguous_classes() -> dict[str, int]:
     for _, text in modules():
         classes.update(node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
     return {f"class {name}": times for name, times in classes.items() if times > 1 and name not in WITH_THEIR_MODULE}
+
+
+MOST_JS = 150
+"""Lines of a function of JavaScript, with what is nested in it."""
+
+
+def long_js_functions() -> dict[str, int]:
+    """Return the functions of JavaScript that are over their limit, as ``js FILE FUNCTION``, and their lines.
+
+    The files are formatted: a function begins at a line that ends with ``{`` and has ``function`` or ``=> {``, and ends at the
+    first later line that is indented no deeper.
+    """
+    long = {}
+    for path in sorted(PACKAGE.rglob("*.js")):
+        every = path.read_text(encoding="utf-8").split("\n")
+        depths = [len(line) - len(line.lstrip()) if line.strip() else sys.maxsize for line in every]
+        for start, line in enumerate(every):
+            if line.endswith("{") and re.search(r"\bfunction\b|=> \{$", line):
+                end = next(k for k in range(start + 1, len(every)) if depths[k] <= depths[start])
+                name = re.search(r"function\*? (\w+)|([\w.]+)(?: =|:) [^=]*=> \{$", line)
+                called = (name[1] or name[2]) if name else f"of line {start + 1}"
+                if end - start + 1 > MOST_JS:
+                    long[f"js {path.name} {called}"] = end - start + 1
+    return long
 
 
 def _docstring_lines(node: ast.AST) -> int:

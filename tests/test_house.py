@@ -18,10 +18,28 @@ ALGORITHMS = {
 FIRST_SCREEN, LONGEST = 64, 150
 
 
+@pytest.fixture(scope="module")
+def house():
+    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_nothing_new_is_against_a_law():
     script = ROOT / "scripts" / "house.py"
     done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout.partition("against a law:")[2]
+
+
+def test_a_function_of_javascript_is_as_long_as_what_is_nested_in_it(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(house, "PACKAGE", tmp_path)
+    inner = ["  const inner = () => {", *["    call();"] * 147, "  };"]
+    text = "\n".join(["export function outer(", "  a,", ") {", "  return a;", "}", "function long() {", *inner, "}", ""])
+    (tmp_path / "a.js").write_text(text)
+    assert house.long_js_functions() == {"js a.js long": 151}
+    (tmp_path / "a.js").write_text(text.replace("    call();\n", "", 1))
+    assert house.long_js_functions() == {}
 
 
 def test_the_algorithms_are_those_with_a_step():
@@ -35,14 +53,6 @@ def test_an_algorithm_shows_its_step_on_the_first_screen(name):
     (step,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == "step"]
     assert step.end_lineno <= FIRST_SCREEN, f"step ends at line {step.end_lineno}: its options stand below it"
     assert text.count("\n") <= LONGEST
-
-
-@pytest.fixture(scope="module")
-def house():
-    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts" / "house.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_no_docstring_more_begins_as_a_fragment_and_no_story_name_more_is_bound(house):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
-_BLANKS = re.compile(r"^[ \t]+|^[ \t]*//[^\n]*\n|^\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^function (\w+)\([^\n]*(?<!\})\n.*?^\}\n", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^[ \t]*//[^\n]*\n", re.MULTILINE)
+_BLANKS = re.compile(r"^[ \t]+|^\n", re.MULTILINE)
 
 
 @cache
@@ -27,9 +30,19 @@ def has_module(name: str) -> bool:
 
 @cache
 def esm(name: str) -> str:
-    """Return one ES module that imports nothing; without comments and indentation, for every frozen picture holds it."""
+    """Return one ES module that imports nothing.
+
+    Comments, indentation and the functions that nothing names are left out, for every frozen picture holds it.
+    """
     parts = [_EXPORT.sub("", _IMPORT.sub("", static(f"{part}.js"))) for part in reversed(_needed(name))]
-    return _BLANKS.sub("", "\n".join(parts))
+    return _BLANKS.sub("", _without_unused(_COMMENT.sub("", "\n".join(parts))))
+
+
+def _without_unused(module: str) -> str:
+    """Return a module without top-level functions whose name is nowhere but where it is declared."""
+    uses = Counter(re.findall(r"\w+", module))
+    shorter = _FUNCTION.sub(lambda function: function[0] if uses[function[1]] > 1 else "", module)
+    return module if shorter == module else _without_unused(shorter)
 
 
 def _needed(name: str) -> list[str]:

@@ -28,6 +28,7 @@ from hfsdk.viz.pictures.timeline import MARK_FIELDS, PARENT, PREDICTED, RUNNING,
 from hfsdk.viz.tables import batch_html, metrics_html, progress_html, progress_text, session_html, sessions_html
 from tests.viz import demo
 
+STATIC = Path(frame.__file__).parent / "static"
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "</script><!-- <b>&\"' ]]>"
 
@@ -122,9 +123,17 @@ def test_texts_cannot_leave_their_place() -> None:
 def test_sizes_stay_small() -> None:
     assert len(timeline().to_html()) < 80_000
     assert len(placement().to_html()) < 60_000
-    assert len(esm("timeline")) < 34_000
+    assert len(esm("timeline")) < 36_000
     assert len(esm("placement")) < 26_000
     assert len(timeline(devices=32, steps=24).to_svg()) < 1_500_000
+
+
+@each("name", sorted(path.stem for path in STATIC.glob("*.js") if "export default" in path.read_text(encoding="utf-8")))
+def test_the_parts_of_a_module_have_names_of_their_own_and_no_function_is_idle(name: str) -> None:
+    quickjs = pytest.importorskip("quickjs")
+    quickjs.Context().module(esm(name))  # refuses what is declared twice
+    for function in re.findall(r"^function (\w+)", esm(name), re.MULTILINE):
+        assert len(re.findall(rf"\b{function}\b", esm(name))) > 1, function
 
 
 def test_predicted_and_measured_never_share_a_style() -> None:

@@ -251,29 +251,3 @@ export function keyboard(host, { step, show, keys }) {
     ev.stopPropagation();
   });
 }
-
-// a picture of rows, drawn now and again when the view or the room for it changes; arrow keys move `current.row`. Returns what ends it.
-export function drawnRows({ model, f, current, rows, draw, moved = () => true, tip, left, rowHeight }) {
-  keyboard(f.host, {
-    step: (dx, dy) => {
-      current.row = Math.max(0, Math.min(rows().length - 1, current.row + (dx || dy)));
-    },
-    show: () => {
-      if (!rows().length) return;
-      draw();
-      const box = f.host.getBoundingClientRect();
-      tip(current.row, box.left + left, box.top + 6 + current.row * rowHeight + 20, true);
-    },
-    keys: { Escape: () => f.hideTip() },
-  });
-  f.host.addEventListener("blur", () => f.hideTip());
-  draw();
-  const again = coalesced(draw);
-  model.on("change:view", again);
-  const resize = new ResizeObserver(() => moved() && again());
-  resize.observe(f.root);
-  return () => {
-    model.off("change:view", again);
-    resize.disconnect();
-  };
-}
