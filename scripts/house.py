@@ -2,8 +2,8 @@
 
 The laws: a function has at most 60 lines without its docstring, one of JavaScript 150; a module says its one idea in its first
 sentence, however long it is; no module under 80 lines is there for one sibling alone; a class name means one thing in the package.
-``KNOWN`` lists what still breaks one. Words: docstrings that begin as a fragment, and names of a story; what is left of these stands
-in ``KNOWN_WORDS``, folder by folder, and may only fall.
+``KNOWN`` lists what still breaks one. Words: docstrings that begin as a fragment, and names of a story; what is left of these
+stands in ``KNOWN_WORDS``, folder by folder, and may only fall.
 """
 
 from __future__ import annotations
