@@ -94,7 +94,7 @@ class FirstBadSearch:
         begun = time.perf_counter()
         self.parts.client.check_open()
         self.parts.runs.check_between_steps("first_bad")
-        symptom = self.symptom() if step is None else self._asked(step)
+        symptom = self.symptom() if step is None else self._symptom_at(step)
         if symptom is None:
             return None
         snapshot = self.again.snapshot_before(symptom.step)
@@ -108,7 +108,7 @@ class FirstBadSearch:
         but = f", but for {finding.parameter}, of which ranks that differ in dp alone keep one copy together" if bad_ranks else ""
         return replace(finding, left=left[0] + but, seconds=time.perf_counter() - begun)
 
-    def _asked(self, step: int) -> BadNumber:
+    def _symptom_at(self, step: int) -> BadNumber:
         rows, failed = self.control.record.rows, self.control.record.failed_step
         steps = [row["step"] for row in rows] + ([] if failed is None else [failed])
         if step not in steps:
@@ -167,7 +167,7 @@ class FirstBadSearch:
             return None
         batch = tape.batch(place.call.index)
         layer = "" if place.kind in ("reward", "advantage", "column", "loss") else self._layer(place, batch, snapshot)
-        return self._told(symptom, snapshot, place, batch, layer)
+        return self._finding(symptom, snapshot, place, batch, layer)
 
     def _bad_column(self, tape: StepRecorder, before: StepRecorder | None) -> BadPlace | None:
         """Return the first column that is not finite or far from what it was."""
@@ -177,6 +177,7 @@ class FirstBadSearch:
             usual_of = {name: usual for name, s in now.items() if (usual := odd(s, then.get(name))) is not None}
             if not usual_of:
                 continue
+            # of a call's columns the one that is not finite, or else the one farthest above its usual size
             name = max(usual_of, key=lambda n: math.inf if usual_of[n] == math.inf else now[n].largest / usual_of[n])
             spread, finite = now[name], usual_of[name] < math.inf
             sample, token = spread.at if finite else spread.bad_at
@@ -206,6 +207,7 @@ class FirstBadSearch:
             since = f"it was finite before {earlier[-1].name} of that step" if earlier else "it was so before the step's first call"
             more = f", with {len(names) - 1} other parameters" if len(names) > 1 else ""
             ranks = tuple(rank for rank, bad in bad_by_rank.items() if name in bad)
+            # the bad column shows a sample and a token only where this role's weights wrote it
             own = place if place is not None and place.call.message.role == call.message.role else None
             return BadPlace(
                 "weight", call if own is None else own.call, "" if own is None else own.column, bad_by_rank[rank][name],
@@ -301,7 +303,7 @@ class FirstBadSearch:
             return first_bad_layer(now, handle.run(rank_questions.layer_outputs, table))
         return ""
 
-    def _told(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
+    def _finding(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
         """Put together what was found."""
         finding = FirstBad(
             kind=place.kind, symptom=str(symptom), step=symptom.step, call=place.call.name, role=place.call.message.role,

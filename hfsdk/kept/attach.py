@@ -111,7 +111,7 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     """
     if is_remote(name):
         return _attached(_remote(name, token), read_only=read_only, take_over=take_over)
-    keepers = _ray_keeper().found(address)
+    keepers = _ray_keeper().keepers_of(address)
     account_here = next(_accounts(keepers, name), None)
     if account_here is None:
         there = ", ".join(account.name for _, account in _accounts(keepers, "")) or "none"
@@ -144,7 +144,7 @@ def _remote(name: str, token: str | None) -> RemoteSession:
 
 def keeper_of(name: str, address: str | None) -> RayKeeper | None:
     """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
-    keepers = _ray_keeper().found(address)
+    keepers = _ray_keeper().keepers_of(address)
     for keeper, _ in _accounts(keepers, name, ABOUT_S):
         return keeper
     for keeper in keepers[:1]:
@@ -253,7 +253,7 @@ class KeptSession(k.Account):
     @checked
     def close(self) -> None:
         """End the session, with its workers, whoever has it."""
-        keepers = _ray_keeper().found(self.address or None)
+        keepers = _ray_keeper().keepers_of(self.address or None)
         try:
             for keeper, _ in _accounts(keepers, self.name):
                 keeper.ask(k.End()).unpack()
@@ -316,7 +316,7 @@ def sessions(address: Name | None = None) -> Sessions:
         PlacementError: there is no such cluster.
         ModelNotFoundError: Ray is not installed here.
     """
-    keepers = _ray_keeper().found(address)
+    keepers = _ray_keeper().keepers_of(address)
     accounts = list(_accounts(keepers, ""))
     for keeper in keepers[:1]:
         done_with(keeper)

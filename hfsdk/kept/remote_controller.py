@@ -284,6 +284,7 @@ class RemoteController:
                 traceback.print_exc()
                 self._over.wait(LISTEN_S)
                 continue
+            # more happened than the keeper remembers: all of the state is taken anew
             if heard.missed:
                 self._take_all()
                 continue

@@ -393,6 +393,7 @@ class RemoteSession:
         hello = {"client": self._id, "version": self._version, "name": self.name, "next": following}
         line.send(msgpack().encode(hello))
         with self._lock:
+            # another server does not know what the one before it was asked
             anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
             self._line, self._lost_s, self._said_lost, self._told_stranger = line, math.inf, False, False

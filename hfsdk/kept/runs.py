@@ -195,6 +195,7 @@ class RemoteRuns:
                 while control.running:
                     control.await_change(LOOK_S)
                     seen = control.record.rows
+                    # a death took the run back to its last save
                     if len(seen) < done:
                         bar.back_to(len(seen))
                         done = len(seen)
@@ -215,6 +216,7 @@ class RemoteRuns:
             left = control.steps - len(control.record.rows)
             text = f"paused after step {control.record.rows[-1]['step']}, with {left} of {control.steps} steps left"
             warn_user(f"{text}: session.train(..., steps={left}) goes on")
+        # the run was asked to stop, and the cell ends as an interrupted one does
         if interrupts.count > 1:
             raise KeyboardInterrupt
         if control.error is not None:

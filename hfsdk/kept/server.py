@@ -135,6 +135,7 @@ class AnsweredRequests:
             for old in [old for old in self._replies if old < answered]:
                 del self._replies[old]
             if number not in self._replies:
+                # an earlier server was sent this request and may have done it
                 if number < self._following and not may_repeat(request):
                     unknown: Future[Reply] = Future()
                     unknown.set_result(Reply(errors=(HfsdkError(ANEW),)))
@@ -265,6 +266,7 @@ class Server:
         """Have a kernel or a browser prove itself."""
         tls = await arrival.speaks_tls()
         line = await arrival.take_line(self._context if tls else None)
+        # TLS has agreed on a protocol by now, so a kernel is known from a browser before either has said a word
         if line.protocol == PROTOCOL:
             await prove_to_kernel(line, self._options.token, self._certificate)
             return self._talk(line)

@@ -120,6 +120,7 @@ class SessionActor:
             other = self._kernel
             if other is not None and other != hello.kernel and not hello.take_over:
                 seen, heard_s = other.lives(), time.monotonic() - self._heard_s
+                # on another machine a kernel cannot be looked for (None): then it counts as there while it speaks
                 if seen or (seen is None and heard_s < SILENT_S):
                     return k.SessionTaken(other, heard_s, bool(seen))
             self._turn += 1
@@ -244,6 +245,7 @@ class SessionActor:
         if not news.serial:
             return
         with self._in_order:
+            # requests are answered on several threads, so news 5 may be here before news 4
             self._in_order.wait_for(lambda: self._serial >= news.serial - 1 or turn != self._turn, ORDER_S)
             if turn != self._turn:
                 return
@@ -390,8 +392,8 @@ class SessionActor:
         return Parts.of(context)
 
     @property
-    def told(self) -> tuple[SectionChange, ...]:
-        """All that was told."""
+    def all_changes(self) -> tuple[SectionChange, ...]:
+        """All changes of the sections since the beginning."""
         return self._notebook.whole()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -429,7 +431,7 @@ class BackgroundSession:
 
         rows = (history_rows(parts), run_rows(control))
         self.shared = SharedState(parts, (*SECTIONS, *RUN_SECTIONS), SECTIONS, rows, frozenset(rows_of.name for rows_of in rows))
-        self.shared.take(keeper.told)
+        self.shared.take(keeper.all_changes)
 
     @property
     def goes_on(self) -> bool:

@@ -279,6 +279,7 @@ class SharedRows:
         tail = rows[now - 1] if now else {}
         if rows_before is rows and count == now and tail == last:
             return None
+        # the last row may have been amended, so it is sent again
         grown = rows_before is rows and now >= count > 0
         first = count - 1 if grown else 0
         self._sent = (rows, now, tail)
@@ -349,6 +350,7 @@ class SharedState:
                 if section is None:
                     continue
                 section.take(self.parts, note.entries, note.gone)
+                # what the other side has sent must not go back to it as a change of this side's
                 if section in self.told:
                     entries, now = self._entries.setdefault(section.name, {}), section.collect(self.parts)
                     entries.update({key: now[key] for key in note.entries if key in now})

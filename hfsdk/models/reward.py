@@ -53,14 +53,14 @@ class _Scorer(TrainedHandle):
             return self._forward(
                 batch, self._scoring, Scoring(column=self._writes, normalisation=self.normalisation), [self._writes]
             )
-        arguments, inputs = self._asked_of_function(batch, self._scoring, role.timeout_s, role.function)
+        arguments, inputs = self._function_arguments(batch, self._scoring, role.timeout_s, role.function)
         skipped = [arguments.failures_column] * (role.failures == "skip")
         method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token, *skipped))
         whole_s = None if role.workers else role.timeout_s  # its workers watch each sample's
         lease = self._submit(method, arguments, inputs, len(batch), timeout_s=whole_s)
         return with_written(batch, lease, method.writes)
 
-    def _asked_of_function(
+    def _function_arguments(
         self, batch: Batch, method: Method, timeout_s: float, function: Shipped
     ) -> tuple[Scoring, dict[str, ColumnRef]]:
         """Return what a call of a function is given, and the columns that it reads."""
@@ -161,7 +161,7 @@ class _Scorer(TrainedHandle):
     ) -> list[SampleOutcome]:
         """Run each sample through this reward's function, or another in its place."""
         self._host.ready(self)
-        arguments, inputs = self._asked_of_function(batch, PROBE, timeout_s or self._role.timeout_s, function)
+        arguments, inputs = self._function_arguments(batch, PROBE, timeout_s or self._role.timeout_s, function)
         message = Submit.of("session", PROBE, replace(arguments, **instead), inputs, len(batch))
         return list(self._result(self._client.submit(message, waits=True)))
 

@@ -123,7 +123,7 @@ class BestCheckpointTracker:
         Raises:
             CallError: the reward has no finite score for some of the responses.
         """
-        self.best = self._known()
+        self.best = self._saved_best()
         if self.best is None:
             score = self._score()
             if not math.isfinite(score):
@@ -173,7 +173,7 @@ class BestCheckpointTracker:
         for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start), (MEASURE, self._measure())):
             self._host.context.counters.set(name, value)
 
-    def _known(self) -> BestCheckpoint | None:
+    def _saved_best(self) -> BestCheckpoint | None:
         """Return the best that is in the folder, if it is of the run that goes on and was measured as this one."""
         counters = self._host.context.counters.all()
         try:
@@ -181,6 +181,7 @@ class BestCheckpointTracker:
             saved = index.read(index.saves[-1]).session["counters"]
         except CheckpointError:
             return None
+        # a session whose counters are those of the saved best has loaded it, or made it
         same = self._resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
         if SCORE not in saved:
             return None

@@ -136,6 +136,7 @@ class AutoRestore:
         if self.smaller is None or not self.smaller.absent:
             return
         missing, before = self.smaller.missing(), self.smaller.absent
+        # no node is back, or the same ones with which the move has failed already
         if not missing < before or missing == self.in_vain:
             return
         begun, begun_ns = time.monotonic(), time.time_ns()
@@ -149,6 +150,7 @@ class AutoRestore:
                 self.host.context.notice(
                     f"a node came back, and the run cannot go on over it: {str(error).rstrip('.')}. It goes on without."
                 )
+                # back to the placement without them
                 self.smaller.move(before, fresh=False)
                 return
         seconds = time.monotonic() - begun

@@ -226,6 +226,7 @@ class _Loop:
                     raise
                 self.after_death.go_back(error)
                 self.warnings.go_back(control.record.rows)
+                # parts of its snapshots are gone with the worker
                 self.look_back.forget()
                 bar.back_to(len(control.record.rows))
 
@@ -246,6 +247,7 @@ class _Loop:
             with control.saving():
                 host.saves.save(config.folder, keep=config.keep)
             record.saved = {"folder": str(config.folder), "step": row["step"]}
+        # asked after the save, so that what the run ends with is saved where a save was due
         if config.stop is not None and config.stop(row):
             control.stopped = True
             self._measure_the_end(row)

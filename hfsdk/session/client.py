@@ -307,12 +307,12 @@ class ControllerClient:
         """
         self.wait(list(dict.fromkeys(ref.call_id for ref in columns.values())), None)
         if self.closed:
-            return Table({name: self._kept(ref) for name, ref in columns.items()})
+            return Table({name: self._local_column(ref) for name, ref in columns.items()})
         table: Table = self.send(m.Fetch(columns))
         self._fetched.keep(columns, table)
         return table
 
-    def _kept(self, ref: ColumnRef) -> Column:
+    def _local_column(self, ref: ColumnRef) -> Column:
         column = self._fetched.find(ref)
         if column is not None:
             return column

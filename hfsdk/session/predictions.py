@@ -97,6 +97,7 @@ def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec])
     for rerun in reruns:
         spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
-            unmoved = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
-            first.setdefault(rerun.call.role, (unmoved, rerun.call.id not in moved))
-    return {role: whole for role, (unmoved, whole) in first.items() if unmoved}
+            # with adapters a call may move these alone, and the base not
+            base_unmoved = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
+            first.setdefault(rerun.call.role, (base_unmoved, rerun.call.id not in moved))
+    return {role: whole for role, (base_unmoved, whole) in first.items() if base_unmoved}

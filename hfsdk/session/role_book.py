@@ -61,6 +61,7 @@ class RoleBook:
         if type(old) is cls and before is not None:
             if opened(before) == opened(role):
                 return old, False
+            # a function has no weights to lose: the handle goes on with the new version
             if before.function is not None and role.function is not None:
                 version = f"{role.function.name}@{role.function.version}"
                 self._notice(f"{role.name} goes on with {version}; what it scored before stays as it is")

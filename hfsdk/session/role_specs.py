@@ -247,6 +247,7 @@ def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -
         layouts = {**planned.get(f"{role.name}.rollout", {}), **planned[role.name]}
         for use, own in (("train", role.train), ("rollout", role.rollout)):
             there = layouts.get(use)
+            # dp may have been left open when the role was declared, so it is compared by itself
             fits = own is None or use in role.auto or there is None or replace(own, dp=None) == replace(there, dp=None)
             if not fits or (own is not None and own.dp and there and use not in role.auto and own.dp != there.dp):
                 raise PlacementError(

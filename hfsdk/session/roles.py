@@ -223,6 +223,7 @@ class Declarations:
         for number, source in enumerate(sources):
             if not isinstance(source, RewardModel):
                 own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
+                # two functions may be called the same, e.g. lambdas
                 part_names = {part.name for part in parts}
                 part_name = f"{name}.{own}" if f"{name}.{own}" not in part_names else f"{name}.{own}.{number}"
                 source = self.reward(

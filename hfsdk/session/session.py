@@ -49,7 +49,7 @@ from hfsdk.session.plans import Top
 from hfsdk.session.role_book import Models
 from hfsdk.session.role_specs import ModelSource
 from hfsdk.session.roles import OPTIMIZER, Adapters, Failures, Layouts, Workers
-from hfsdk.session.start import Seconds, Seed, Started, check_session, start, start_simulated, taken
+from hfsdk.session.start import Seconds, Seed, Started, as_started, check_session, start, start_simulated
 from hfsdk.session.streams import Demonstrations, Pairs, PromptStream
 from hfsdk.session.views import BatchRegistry, Dataflows, LivePlacement, MemoryUse, Traces
 from hfsdk.session.what_if import WhatIf
@@ -133,7 +133,7 @@ class Session(AttributeHints, PublicNames):
                 if keep and runtime is None:
                     started: Started = start_keeper(devices, name, seed, price_per_device_hour, unattended_s, options)
                 else:
-                    started = start(devices, options) if runtime is None else taken(runtime)
+                    started = start(devices, options) if runtime is None else as_started(runtime)
                 self._open(started, price_per_device_hour, wait=wait, seed=seed, name=name)
         except BaseException:
             with held():

@@ -95,7 +95,7 @@ def check_session(
     )  # fmt: skip
 
 
-def taken(runtime: Runtime | Started) -> Started:
+def as_started(runtime: Runtime | Started) -> Started:
     """Return a runtime of the caller's with a controller over it; what has started already as it is.
 
     Raises:

@@ -313,6 +313,7 @@ def _check_branches(branches: Any, num_rows: int) -> set[str]:
         _need(_is_count(branch[3]) and branch[3] <= num_rows, "a branch", form)
         parents[branch[0]] = branch[1]
     _need(len(branches) == len({branch[0] for branch in branches}), "session.branches", "each named once")
+    # walk from each branch to one that is known to end at the root; meeting a name again on the way is a cycle
     rooted = {""}
     for name in parents:
         line = []

@@ -85,7 +85,7 @@ class HistoryLog:
             if function is not None:
                 self._client.sources.setdefault(f"{function.name}@{function.version}", function.source)
         versions = {f"{name}_function": f"{f.name}@{f.version}" for name, f in functions.items() if f}
-        versions |= {"metrics": ", ".join(self._known(metric) for metric in metrics)} if metrics else {}
+        versions |= {"metrics": ", ".join(self._version_of(metric) for metric in metrics)} if metrics else {}
         place = {"kind": "step", "branch": self.branch, "parent": self.branches[self.branch].parent}
         if algorithm is not None:
             place["algorithm"] = repr(algorithm)
@@ -98,7 +98,7 @@ class HistoryLog:
         """Add numbers to the last step's row."""
         self.rows.amend(numbers)
 
-    def _known(self, function: Any) -> str:
+    def _version_of(self, function: Any) -> str:
         """Return ``name@version`` of a function that runs here and need not travel, and remember its source."""
         try:
             shipped = Shipped.of(function)

@@ -237,6 +237,7 @@ class Snapshots:
                 )
             handle = handles[role.name]
             difference = _difference(role, self._deployment.book.declared(handle))
+            # a weighted sum is a role with a function of ours: its declaration alone does not tell it from the user's
             summed = role.function is not None and role.function.name == WeightedScores.__name__
             if not difference and summed != isinstance(handle, RewardSum):
                 difference = "a weighted sum then, a function now" if summed else "a function then, a weighted sum now"

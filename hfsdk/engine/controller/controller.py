@@ -254,6 +254,7 @@ class Controller:
                 if source is None or source.released:
                     raise ColumnError(f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again")
             sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
+            # checked before anything is counted: a refused call must leave no version and no step behind
             self._keeping.check_fresh(message, sources)
             step = self._steps.of_call(message.phase, message.step)
             if role is not None and message.kind.changes_weights:

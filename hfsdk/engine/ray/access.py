@@ -219,6 +219,7 @@ def find_cluster() -> ClusterAddress:
         return ClusterAddress(named, "RAY_ADDRESS")
     path = address_file()
     served = list(_served_here())
+    # anybody can write a file in /tmp, but not start a process as this user
     if served and not _is_trusted(path):
         return ClusterAddress(served[0], "a process of yours or of root's")
     if not os.path.lexists(path):

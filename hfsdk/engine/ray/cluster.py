@@ -85,6 +85,7 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
         check_count(num_devices, total)
         counts = _packed(room, num_devices or total)
     elif shares_cpus:
+        # CPU workers are processes: all of them go to the user's own machine
         counts = [num_devices or max(1, room[0])] + [0] * (len(room) - 1)
     else:
         count = num_devices or total

@@ -228,7 +228,7 @@ def _give_up(actor: Any, user: str) -> None:
     ray_start.leave(user)
 
 
-def found(address: str | None) -> list[RayKeeper]:
+def keepers_of(address: str | None) -> list[RayKeeper]:
     """Return the keepers of a cluster, or of this machine where ``address`` is ``None``; none where there is no cluster.
 
     Whoever has done with them calls :meth:`RayKeeper.leave`, once.

@@ -423,6 +423,7 @@ class RayRuntime:
             if self._shelf is not None:
                 ray.kill(self._shelf)
         with self._inside:
+            # threads inside a call of Ray's hear of the workers' end; Ray must not be left under them
             self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
         start.leave(self._job_id)
         remove_segments(self._job_id)

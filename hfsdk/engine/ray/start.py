@@ -277,6 +277,7 @@ def join(address: str, *, near: bool = False) -> list[str]:
                     f"none: set {ray_access.AUTH_MODE}=token in the environment before Python starts, with the cluster's token in "
                     "~/.ray/auth_token"
                 )
+            # the nodes of our own Ray have this package already
             shipped = None if near else SHIPPED
             ray.init(address=gcs, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
             deliver()

@@ -350,6 +350,7 @@ class HybridEngine:
             attrs["proof_s"] = self._proof_s
             try:
                 safe.agree(self._groups.world, error)
+            # one rank's damage is every rank's: no call may use the weights before they are replaced
             except (WeightMismatchError, PeerFailed) as failure:
                 self._damaged = failure
                 raise

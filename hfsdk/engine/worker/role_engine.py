@@ -190,11 +190,11 @@ class RoleEngine:
             return 0, self._num_updates_of_weights
         if adapter == BASE_ALONE:
             return None, -1
-        kept_share = self._kept(adapter)
+        kept_share = self._kept_share(adapter)
         self.transition.put_beside(adapter, kept_share, safe)
         return BESIDE, kept_share.num_updates
 
-    def _kept(self, number: int) -> KeptShare:
+    def _kept_share(self, number: int) -> KeptShare:
         """Return this rank's share of a kept state; collective over the role.
 
         Raises:
@@ -246,7 +246,9 @@ class RoleEngine:
     def _compute_log_probs(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         arguments = _as(assignment, LogProbs)
         tokens = KeptTokens(arguments.top_k, arguments.top_p, self._ends if arguments.without_ends else ())
-        weights = nullcontext() if arguments.weights == OWN else self.trainer.shares.borrowed(self._kept(arguments.weights).share)
+        weights = (
+            nullcontext() if arguments.weights == OWN else self.trainer.shares.borrowed(self._kept_share(arguments.weights).share)
+        )
         with weights:
             columns = self.trainer.log_probs(table, assignment.micro_batches, sampled_at(table), safe, arguments.entropy, tokens)
         return {arguments.column if name == "log_probs" else name: column for name, column in columns.items()}, None
@@ -519,6 +521,7 @@ def log_probs(
         return {arguments.column: nothing}, Scored(False, num_updates)
     proof, unproven = transition.look() if transition.plan is not None else (None, 0)
     temperatures = np.asarray(table["temperature"]) if "temperature" in table else np.ones(table.num_rows)
+    # the question names rows of the batch; this rank has some of them
     here = {int(row): place for place, row in enumerate(table.row_ids)}
     inside = arguments.inside if arguments.inside is not None and arguments.inside[0] in here else None
     cached = [at for at in arguments.through_cache if at[0] in here]

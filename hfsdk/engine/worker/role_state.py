@@ -79,6 +79,7 @@ class RoleStateTransfer:
         self._base = []
 
     def _of(self, shard: Shard, tensors: Mapping[str, Tensor], boxes: Sequence[Box]) -> list[Sums]:
+        # a box that several ranks of a replica hold counts once
         own_boxes = [box for box in boxes if shard.is_first(box)]
         sums = Strips([(box.local, box.local_start, box.size, box.start) for box in own_boxes]).of(tensors).tolist()
         dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in own_boxes]
