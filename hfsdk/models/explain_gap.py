@@ -321,9 +321,6 @@ def _codec(actor: TrainedHandle) -> TextCodec | None:
 
 
 # -- changes of the trainer's pass that may make the recorded log-probabilities: temperature, top-k, top-p, the prompt, by trying
-#
-# All of it is about the part of the gap that the engines of today do not have: the rollout's log-probabilities now less the
-# recorded ones. A change moves the trainer's; it explains that part as far as it moves it to zero.
 
 FOCUS_ROWS = 8
 """Rows that the experiments look at: those with the largest gap."""
@@ -342,6 +339,9 @@ ONE_SIDED = 0.98
 
 class Fits:
     """Tries changes one after the other, and keeps those that explain the gap.
+
+    All of it is about the part of the gap that the engines of today do not have: the rollout's log-probabilities now less the
+    recorded ones. A change moves the trainer's; it explains that part as far as it moves it to zero.
 
     Args:
         passes: the engines.

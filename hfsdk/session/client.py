@@ -465,10 +465,6 @@ def uninterrupted() -> Iterator[list[Any]]:
 
 
 # -- columns that came to this process
-#
-# The columns of a batch live with the workers and end with them. A column that was brought here, or was the user's own, stays
-# as long as some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because a fetch may return memory of a
-# worker's node, which would outlive it, and which the user may change.
 
 MOST_BYTES = 1 << 30
 
@@ -495,6 +491,10 @@ class ColumnRows:
 
 class Fetched:
     """Copies of the columns that came to this process, to look at after ``session.close()``.
+
+    The columns of a batch live with the workers and end with them. A column that was brought here, or was the user's own, stays
+    as long as some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because a fetch may return memory of a
+    worker's node, which would outlive it, and which the user may change.
 
     Any thread may use them, but no finalizer: there is a lock.
     """

@@ -218,24 +218,6 @@ class StreamPlaces:
 
 
 # -- batches to learn from that nobody generates: demonstrations (``session.demonstrations``) and pairs (``session.pairs``)
-#
-# =================================  =====================================================================================
-# what the data has                  what a batch has
-# =================================  =====================================================================================
-# ``prompt``, ``completion``         a row per demonstration: prompt, response
-# ``text``                           the same; the text's first token is the prompt
-# ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
-# ``chosen, rejected``               the same; the prompt is what both begin with
-# ``messages``, ``conversations``    the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
-# ``tools``                          beside conversations: what the chat template is told of functions
-# ``chat_template_kwargs``           beside conversations: options of the chat template, e.g. ``enable_thinking``
-# ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
-# any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
-#                                    writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
-# =================================  =====================================================================================
-#
-# These are the formats of TRL's data sets; each text may be a conversation too. :class:`hfsdk.core.texts.Texts` says what tokens
-# they become, and with which end.
 
 CONVERSATIONS = ("messages", "conversations")
 """Columns of whole conversations."""
@@ -298,6 +280,27 @@ class UnencodedExample:
 
 
 class _Examples(RowStream):
+    """Batches to learn from that nobody generates: what they have follows from the columns of the data.
+
+    =================================  =====================================================================================
+    what the data has                  what a batch has
+    =================================  =====================================================================================
+    ``prompt``, ``completion``         a row per demonstration: prompt, response
+    ``text``                           the same; the text's first token is the prompt
+    ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
+    ``chosen, rejected``               the same; the prompt is what both begin with
+    ``messages``, ``conversations``    the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
+    ``tools``                          beside conversations: what the chat template is told of functions
+    ``chat_template_kwargs``           beside conversations: options of the chat template, e.g. ``enable_thinking``
+    ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
+    any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
+                                       writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
+    =================================  =====================================================================================
+
+    These are the formats of TRL's data sets; each text may be a conversation too. :class:`hfsdk.core.texts.Texts` says what
+    tokens they become, and with which end.
+    """
+
     def __init__(
         self, client: Client, tokenizer: Tokenizer | None, columns: Mapping[str, Sequence[Any]], options: ExampleOptions,
         context_tokens: int,
@@ -626,11 +629,6 @@ def _brief(value: Any) -> str:
 
 
 # -- batches of prompts in a fixed, repeatable order
-#
-# The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its own
-# that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is asked;
-# ``next(prompts)`` gives them one after the other, and its place is saved with the session. ``for batch in prompts`` gives
-# ``len(prompts)`` of them from that place on: one pass over the data.
 
 CHAT_OVERHEAD_BYTES = 512
 """Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
@@ -658,7 +656,12 @@ class PromptOptions:
 
 
 class PromptStream(RowStream):
-    """Prompts in batches; see the module's text. Made by ``session.prompts(...)``.
+    """Prompts in batches, in a fixed, repeatable order. Made by ``session.prompts(...)``.
+
+    The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its
+    own that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is
+    asked; ``next(prompts)`` gives them one after the other, and its place is saved with the session. ``for batch in prompts``
+    gives ``len(prompts)`` of them from that place on: one pass over the data.
 
     A batch has the columns prompt (token ids), position (its place in the stream, part of each sample's seed), and the data's
     other columns, which are passed on to reward functions.

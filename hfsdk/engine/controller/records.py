@@ -324,22 +324,24 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
 
 
 # -- the calls that the controller remembers
-#
-# A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
-# steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
-# only while it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where
-# the user trained by hand, one :class:`~hfsdk.engine.calls.queries.Change` for the history::
-#
-#     step   0 ........ 149 | 150 ................... 199 |
-#            changes by hand | calls, spans, dataflow      |  <- now
-#            calls that a live batch refers to
 
 MOST_CALLS = 10_000
 """The number of calls beyond which the oldest go, whatever step they are of."""
 
 
 class Ledger:
-    """The calls of a session, as far as they are remembered. Adding and pruning need the controller's lock; looking needs none."""
+    """The calls of a session, as far as they are remembered. Adding and pruning need the controller's lock; looking needs none.
+
+    A session runs for days; what it remembers must not grow with its steps. Calls of the last
+    :data:`~hfsdk.core.trace.KEPT_STEPS` steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only
+    evaluates is one long step. An older one stays only while it is under way or somebody can still ask for what it wrote (a
+    batch, a metric); of the others nothing stays but, where the user trained by hand, one
+    :class:`~hfsdk.engine.calls.queries.Change` for the history::
+
+        step   0 ........ 149 | 150 ................... 199 |
+               changes by hand | calls, spans, dataflow      |  <- now
+               calls that a live batch refers to
+    """
 
     def __init__(self) -> None:
         self._records: dict[int, CallRecord] = {}
@@ -619,15 +621,6 @@ class Steps:
 
 
 # -- the weights that a call saw, and those that today's weights descend from
-#
-# Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is trained
-# from there on belongs to another branch::
-#
-#     main      v1 -- v2 -- v3 -- v4 -- v5           a batch generated at v4 is of the branch main ...
-#                      \
-#     kl 0.1            '-- v6 -- v7                 ... and stale for v7, which comes from v2: a batch of v1 or v2 is not
-#
-# Pure bookkeeping: no weights, no processes.
 
 MAIN = "main"
 """The branch of a session that was never rewound."""
@@ -694,7 +687,16 @@ class Version:
 
 
 class Lineage:
-    """Makes versions and says which are stale.
+    r"""Makes versions and says which are stale.
+
+    Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is
+    trained from there on belongs to another branch::
+
+        main      v1 -- v2 -- v3 -- v4 -- v5           a batch generated at v4 is of the branch main ...
+                         \
+        kl 0.1            '-- v6 -- v7                 ... and stale for v7, which comes from v2: a batch of v1 or v2 is not
+
+    Pure bookkeeping: no weights, no processes.
 
     Attributes:
         branch: the branch of what is trained now.

@@ -328,17 +328,6 @@ def _name(uid: int) -> str:
 
 
 # -- temporary folders of this process, and those that killed processes have left
-#
-# ::
-#
-#     /tmp/hfsdk-4f2a...-x1y2z3/     0700
-#         owner.json                 {"pid": 4711, "started": 1790000000.25, "host": "node7"}, locked as long as that process lives
-#         device0.log ...
-#
-# A folder is a leftover when its lock is free *and* no process has that id and start time. The lock alone would do on one machine;
-# together they also hold where processes see each other under other ids (containers that share ``/tmp``) and where a clock was set.
-# What a process of another machine made (``/tmp`` on a network, where a lock may hold on one machine alone) is left to that
-# machine.
 
 PREFIX = "hfsdk-"
 OWNER = "owner.json"
@@ -349,7 +338,19 @@ END_S = 5.0
 
 @dataclass(eq=False)
 class OwnFolder:
-    """A temporary folder that only this user can open, and that is known to be this process's."""
+    """A temporary folder that only this user can open, and that is known to be this process's.
+
+    ::
+
+        /tmp/hfsdk-4f2a...-x1y2z3/     0700
+            owner.json                 {"pid": 4711, "started": 1790000000.25, "host": "node7"}, locked while that process lives
+            device0.log ...
+
+    A folder is a leftover when its lock is free *and* no process has that id and start time. The lock alone would do on one
+    machine; together they also hold where processes see each other under other ids (containers that share ``/tmp``) and where a
+    clock was set. What a process of another machine made (``/tmp`` on a network, where a lock may hold on one machine alone) is
+    left to that machine.
+    """
 
     path: Path
     lock: int
