@@ -100,7 +100,7 @@ class FirstBadSearch:
         snapshot = self.again.snapshot_before(symptom.step)
         self.parts.client.drain()
         self.parts.client.send(m.AcknowledgeFailures())
-        bad_ranks = self._held_now()
+        bad_ranks = self._bad_now()
         with self.again.coming_back(snapshot, "first_bad", stay=stay) as left:
             finding = self._search(symptom, snapshot, bad_ranks)
         if finding is None:
@@ -138,7 +138,7 @@ class FirstBadSearch:
 
     # -- looking
 
-    def _held_now(self) -> tuple[str, Mapping[int, Mapping[str, float]]] | None:
+    def _bad_now(self) -> tuple[str, Mapping[int, Mapping[str, float]]] | None:
         """Return a role that holds weights now which are not finite on some of its data-parallel ranks, and these by rank.
 
         A snapshot has one copy of what these ranks share, and a replay need not come to the same.
@@ -156,6 +156,7 @@ class FirstBadSearch:
         before, tape = self.again.step(snapshot, symptom.step, self._weights)
         place = self._bad_column(tape, before)
         weight = self._bad_weight(tape, place)
+        # a bad weight comes before the column that it has made bad; the others count where no column is bad
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
         if place is None:
             place, tape = self._jump(snapshot, symptom, tape)
@@ -299,6 +300,7 @@ class FirstBadSearch:
             if first := first_bad_layer(now):
                 return first
             self.parts.client.drain()
+            # every output is finite: the same sample with the snapshot's weights shows the usual sizes
             self.parts.snapshots.resume(snapshot)
             return first_bad_layer(now, handle.run(rank_questions.layer_outputs, table))
         return ""
@@ -397,6 +399,7 @@ class TapedUpdate:
             usual: how large its number was at most in the step before, of one that jumps; ``None``: it is not finite.
         """
         place = BadPlace("update", self._call, mini=mini, usual=usual)
+        # losses over pairs have no value of a single token
         if self._learning.together == 1:
             look = primitive(reads=list(self._batch.columns), writes=LOOK)(rank_questions.token_losses)
             losses = self.handle.call(
@@ -425,6 +428,7 @@ class TapedUpdate:
         def by_rank(rows: Sequence[int]) -> list[tuple[int, dict[str, float]]]:
             return self.handle.run(rank_questions.gradients, self._batch.take(rows).table(), shipped)
 
+        # each look is a pass over the model: log2 of the samples instead of one for each
         rows = bisected(units, lambda rows: any(by_place for _, by_place in by_rank(rows)))
         if not rows:
             return replace(place, kind="gradient", said="No sample's alone is bad: it is their sum")

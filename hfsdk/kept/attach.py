@@ -336,6 +336,7 @@ def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S)
         if name and keeper.name.partition(":")[0] != name:
             continue
         try:
+            # a named session is waited for while it starts; a list must not hang of one that does
             account: k.Account = keeper.ask(k.About(), most_s if name else ABOUT_S).unpack()
         except HfsdkError:
             continue

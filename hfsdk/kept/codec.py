@@ -67,6 +67,7 @@ def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
         return [to_plain(item, hold) for item in value]
     if type(value) is dict and all(type(key) is str and key != KIND for key in value):
         return {key: to_plain(item, hold) for key, item in value.items()}
+    # nouns may be tuples or mappings as well, and must keep their class
     noun = is_dataclass(value) or hasattr(value, "_fields")
     for cls, kind, write in WRITERS:
         if isinstance(value, cls) and not (noun and kind in ("tuple", "map")):

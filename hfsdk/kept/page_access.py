@@ -180,6 +180,7 @@ class PageAccess:
         except CookieError:
             return None
         times, _, signed = ("" if cookie is None else cookie.value).rpartition(".")
+        # no visit is stored: a cookie carries its times, and the signature says that they are this server's
         if not hmac.compare_digest(signed.encode(), self._signed(times).encode()):
             return None
         begun, _, until = times.partition(".")

@@ -130,6 +130,7 @@ class _Explanation:
         now, versions = self._actor.version, self._passes.versions
         if as_is.num_updates < now:
             claimed = as_is.num_updates if versions is None else int(versions.max())
+            # the batch's versions say what the engine was thought to have; the engine says what it has
             if claimed <= as_is.num_updates:
                 detail = f"generated after {_updates(as_is.num_updates)}; the trainer has taken {now}"
                 return self._name("version", ANEW, moved, detail)
@@ -152,6 +153,7 @@ class _Explanation:
         exact = self._oracle("fp32")
         if exact is None:
             return self._name("layer", BESIDE, own, "with the same weights; transformers does not fit into the host's memory")
+        # transformers in fp32 judges: the engine that is farther from it is the one to look into
         off = {"trainer": np.nanmean(np.abs(trainer - exact)), "rollout": np.nanmean(np.abs(rollout - exact))}
         side, other = ("trainer", "rollout") if off["trainer"] > off["rollout"] else ("rollout", "trainer")
         if self._dtype == "fp32" and self._like_bf16(side) and _alike(float(off[side]), self._noise()):
@@ -169,6 +171,7 @@ class _Explanation:
                 np.array([passes.of_row(flat, row)[token] for row, token in as_is.cached]) for flat in (by_rollout, passes.recorded)
             )
             far, near = np.median(np.abs(scored - recorded)), np.median(np.abs(cached - recorded))
+            # scored behind the cache the engine repeats the record, scored anew it does not
             if far > NEARER * near and far > GAP_TOLERANCE[self._dtype]["mean"] / NEARER:
                 detail = f"behind the prefix cache {near:.1g} nats a token from the record, {far:.1g} without it"
                 return self._name("cache", UNREAD, then, detail)
@@ -461,6 +464,7 @@ class Fits:
             yield True, replace(self.setting, top_p=top_p), said[0].format(top_p), said[1].format(top_p)
         elif self._origin is None and self._one_sided():
             low, high = 0.0, 1.0
+            # the smaller top_p, the likelier the tokens that are left: the sign says on which side the recorded one is
             for _ in range(MOST_HALVINGS):
                 middle = (low + high) / 2
                 more = self._more_than(replace(self.setting, top_p=middle))

@@ -65,6 +65,7 @@ def carry_out(host: TrainHost, config: TrainConfig, shown: bool, *, aside: bool)
     stream, best, chosen = _checked(host, config, aside=aside)
     control = RunControl()
     run = Run(control)
+    # the snapshots of the run before are let go first: both runs' may not fit
     if host.runs.run is not None and isinstance(host.runs.run._control.search, FirstBadSearch):
         host.runs.run._control.search.again.look_back.forget()
     look_back = RollingSnapshots(host, 0 if host.context.simulated else config.look_back, control.saving)

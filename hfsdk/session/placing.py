@@ -126,6 +126,7 @@ class Deployment:
 
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
+        # the folder is on the cluster's disk, not on this machine's
         if self._context.far is not None:
             self._client.use_tokenizer(self._context.far.tokenizer(role.folder))
             return

@@ -79,6 +79,7 @@ def find_model(model: ModelSource, backend: Backend) -> tuple[str, ModelSpec]:
         folder = absolute(name)
         if has_file(folder, "config.json"):
             return str(folder), ModelSpec.from_folder(folder)
+    # may prepare or download a model, which presets, and folders in simulation, do not need
     from hfsdk.assets import MODELS, model_folder
 
     if backend.simulated and name.lower() not in MODELS and "/" not in name:
@@ -118,6 +119,7 @@ def with_adapters(role: RoleSpec, model: ModelSource, spec: ModelSpec, lora: LoR
         OptionError: the model has not the layers that are asked for.
     """
     if lora is None:
+        # a critic or a reference of an actor begins with the adapters that the actor began with
         if isinstance(model, ModelHandle) and model.role.adapters:
             return replace(role, lora=model.role.lora, adapters=model.role.adapters)
         return role

@@ -785,6 +785,7 @@ class PromptStream(RowStream):
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
+            # fewer bytes than this cannot be too many tokens, so that most prompts are encoded when their batch is asked for
             limit = self._context - (CHAT_OVERHEAD_BYTES if self._is_chat(row) else 2)
             try:
                 size = size_of(prompt)
@@ -792,6 +793,7 @@ class PromptStream(RowStream):
                 raise OptionError(f"prompt {row} of the data {NO_UTF_8}") from error
             if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 long.append(row)
+        # a tokenizer near the cluster answers for all of them in one message
         self._foresee(long)
         for row in long:
             self._encode(row)

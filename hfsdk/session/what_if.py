@@ -230,6 +230,7 @@ class WhatIf:
 
     def _point(self, question: Question, value: float) -> Point:
         with self._lock:
+            # a point of the curve is no answer to the user: the time shown stays that of the last question
             seconds = self.seconds_taken
             if question not in self._points:
                 try:

@@ -370,6 +370,7 @@ class RolePlacer:
 
         Returns the error that says what is lost.
         """
+        # a part and the whole share their workers: with one of them all are closed, parts first
         family = [p for p in self.open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
         for member in sorted(family, key=lambda member: not member.within):
             self._runtime.close_pool(member.name, kill=True)
@@ -406,6 +407,7 @@ class RolePlacer:
         """A role's state is gone: choose what it comes back with at the next call; return that in words."""
         state = self.keeping.newest(record)
         from_checkpoint = record.checkpoint_updates if record.checkpoint else 0
+        # after a rewind the last checkpoint may be of another branch than the one that is trained now
         behind = record.checkpoint_version is None or self.keeping.head(record).made_of(record.checkpoint_version)
         record.state, record.restore, record.restore_kept = None, record.checkpoint, None
         back, updates = (f"checkpoint {record.checkpoint}" if record.checkpoint else "its initial weights"), from_checkpoint

@@ -170,6 +170,7 @@ def _close_token(path: Path) -> list[str]:
     if folder.st_mode & 0o022 and folder.st_uid == me and not folder.st_mode & stat.S_ISVTX:
         path.parent.chmod(stat.S_IMODE(folder.st_mode) & ~0o022)
         notices.append(f"other users could put another token into {path.parent}; its mode is {_octal(path.parent)} now.")
+    # a token that somebody else has written admits them to all that it protects
     if info.st_uid not in (me, 0):
         raise PermissionError(f"it belongs to {_name(info.st_uid)}, who knows what is in it")
     if info.st_uid != me and info.st_mode & 0o077 & ~stat.S_IRGRP:
