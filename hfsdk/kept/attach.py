@@ -143,7 +143,7 @@ def _remote(name: str, token: str | None) -> RemoteSession:
 
 
 def keeper_of(name: str, address: str | None) -> RayKeeper | None:
-    """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
+    """Return the keeper of an open session of this name; ``None`` without one. The caller calls :func:`done_with`, once."""
     keepers = _ray_keeper().keepers_of(address)
     for keeper, _ in _accounts(keepers, name, ABOUT_S):
         return keeper
@@ -252,7 +252,7 @@ class KeptSession(k.Account):
 
     @checked
     def close(self) -> None:
-        """End the session, with its workers, whoever has it."""
+        """End the session, with its workers, even where another kernel has it."""
         keepers = _ray_keeper().keepers_of(self.address or None)
         try:
             for keeper, _ in _accounts(keepers, self.name):

@@ -1,4 +1,4 @@
-"""hfsdk's nouns as plain data, and back: what a server tells a kernel that does not trust it to run code.
+"""hfsdk's nouns as plain data, and back: messages of a server to a kernel that does not trust it to run code.
 
 What travels is what msgpack has: numbers, texts, bytes, lists, dicts. All else is a dict with the key ``""`` that says what it was;
 arrays are their bytes. Reading it makes arrays, containers, errors, and objects of hfsdk's own frozen classes, by their

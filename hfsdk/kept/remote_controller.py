@@ -43,12 +43,12 @@ SMALL_BYTES = 100_000
 
 
 def left(name: str) -> str:
-    """Return what a kernel is told that has left a session."""
+    """Return the message for a kernel that has left a session."""
     return f"this kernel has left the session {name!r}, which goes on; hf.Session.attach({name!r}) comes back to it"
 
 
 class SessionActorClient(Protocol):
-    """How a keeper is asked: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteSession``."""
+    """The way to ask a keeper: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteSession``."""
 
     @property
     def near(self) -> bool:
@@ -146,7 +146,7 @@ class RemoteController:
             thread.start()
 
     def belongs_to(self, client: ControllerClient) -> None:
-        """Tell the way to the keeper whose batches those are that come."""
+        """Let the way to the keeper know whose the batches are that come."""
         self._keeper.client = client
 
     @property
@@ -202,7 +202,7 @@ class RemoteController:
         return reply.unpack()
 
     def news(self) -> k.News:
-        """Return what has changed here since it was told last."""
+        """Return what has changed here since the last news."""
         if self._shared is None or not self.turn:
             return k.NO_NEWS
         with self._telling:
@@ -215,7 +215,7 @@ class RemoteController:
     # -- to the keeper
 
     def ask(self, make: Callable[[], Any]) -> Reply:
-        """Ask the keeper what ``make`` returns; an interrupt finds that sent, with all that it tells, or not made.
+        """Ask the keeper what ``make`` returns; an interrupt finds that sent, with all its news, or not made.
 
         Raises:
             SessionClosedError: it has ended; says what is lost.
@@ -233,7 +233,7 @@ class RemoteController:
             raise SessionClosedError(self._lost) from None
 
     def ask_and_hear(self, make: Callable[[], Any]) -> Any:
-        """Ask the keeper, and return when all that it told before it answered has been taken over here."""
+        """Ask the keeper, and return when all events before its answer have been taken over here."""
         reply = self.ask(make)
         with self._advanced:
             self._advanced.wait_for(lambda: self._heard >= reply.heard or self._over.is_set(), CATCH_UP_S)
@@ -295,7 +295,7 @@ class RemoteController:
                 self._advanced.notify_all()
 
     def _tell_changes(self) -> None:
-        """Tell what has changed here without a message: a snapshot's name, a seed, a prompts' place."""
+        """Send what has changed here without a message: a snapshot's name, a seed, a prompts' place."""
         while not self._over.wait(QUIET_S):
             if time.monotonic() - self._asked_s < QUIET_S:
                 continue

@@ -293,7 +293,7 @@ class RemoteSession:
         """Ignore it: a kernel elsewhere is on no cluster."""
 
     def leave(self) -> None:
-        """Have done with the server; what was told it last is sent."""
+        """Have done with the server; requests that are under way are sent."""
         self._over = True
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # it has ended
@@ -338,7 +338,7 @@ class RemoteSession:
             opened.set_exception(error)
 
     async def _run(self, opened: Future[None]) -> None:
-        """Connect, tell that or why not, then listen, and connect again, until this side leaves."""
+        """Connect, report that or why not, then listen, and connect again, until this side leaves."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             await self._connect()
@@ -406,7 +406,7 @@ class RemoteSession:
         return line
 
     def _tell_of_stranger(self) -> None:
-        """Tell the user, once until the server is there again."""
+        """Warn the user, once until the server is there again."""
         if not self._told_stranger:
             self._told_stranger = True
             with suppress(UserWarning):  # where warnings are errors

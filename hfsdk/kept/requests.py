@@ -109,7 +109,7 @@ class SessionTaken:
 
 @dataclass(frozen=True, eq=False)
 class News:
-    """The changes in the kernel: taken over in the order of the numbers, whatever comes first."""
+    """The changes in the kernel: taken over in the order of their numbers, however they arrive."""
 
     serial: int = 0
     """The number of these changes, from 1 on; 0 where there are none."""

@@ -55,7 +55,7 @@ IDLE_S = 2.0
 """How long the server uses Ray after the last kernel: the Ray of kept sessions ends with the last of them."""
 
 REMEMBERED_S = 600.0
-"""How long what a kernel has asked is known after its connection was lost; later it is told that this is not known any more."""
+"""The seconds that a kernel's requests are remembered after its connection was lost; later they are refused as unknown."""
 
 TOKEN_CHARS = 16
 """Fewest of a token."""
@@ -361,7 +361,7 @@ class Server:
             answers.left_s = time.monotonic()
 
     def _forget(self) -> None:
-        """Forget what kernels have asked that were not there for long."""
+        """Forget the requests of kernels that were not there for long."""
         with self._lock:
             for kernel, answers in list(self._kernels.items()):
                 if not answers.users and time.monotonic() - answers.left_s > REMEMBERED_S:
@@ -416,7 +416,7 @@ def _reply(keeper: Any, request: k.Request) -> Reply:
 REFRESH_S = 3
 
 UNSEEN_S = 30.0
-"""How long the server looks at a session after its page was asked for last."""
+"""The seconds that the server goes on looking at a session after the last request for its page."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1100px; padding: 0 .8rem }
@@ -481,7 +481,7 @@ class Pages:
             session.detach()
 
     def rest(self) -> None:
-        """Leave sessions that have ended, or whose page nobody has asked for lately."""
+        """Leave sessions that have ended, or whose page nobody has opened lately."""
         with self._lock:
             for name, session in list(self._looking.items()):
                 if session.status == "closed" or time.monotonic() - self._asked_s.get(name, 0.0) > UNSEEN_S:

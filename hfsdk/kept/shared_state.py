@@ -210,7 +210,7 @@ def _run(parts: Parts) -> Entries:
 
 
 _last_errors: list[tuple[Exception, tuple[Exception, ...]]] = []
-"""The error that was told last, as it travels: the same object as long as it is the same error."""
+"""The last error, as it travels: the same object as long as it is the same error."""
 
 
 def _errors(error: Exception | None) -> tuple[Exception, ...]:
@@ -232,7 +232,7 @@ def _run_steps(parts: Parts) -> Entries:
 def run_sections(
     take: Callable[[Entries], None], take_steps: Callable[[Entries, Sequence[Any]], None]
 ) -> tuple[SharedSection, SharedSection]:
-    """Return the sections of a run, as whoever looks at one that goes on elsewhere takes them."""
+    """Return the sections of a run, as a kernel takes them of one that goes on elsewhere."""
     return (
         SharedSection("run", _run, lambda parts, entries, gone: take(entries)),
         SharedSection("run_steps", _run_steps, lambda parts, entries, gone: take_steps(entries, gone)),
@@ -267,7 +267,7 @@ class SharedRows:
     get: Callable[[], Rows | None]
     put: Callable[[Rows], None]
     _sent: tuple[Rows | None, int, Row] = (None, 0, {})
-    """The list as it was told last: itself, its length and its last row."""
+    """The list as it was sent last: itself, its length and its last row."""
 
     def news(self) -> SectionChange | None:
         """Return what came since; a note without a first row replaces all."""
@@ -287,7 +287,7 @@ class SharedRows:
         return SectionChange(self.name, entries, () if grown else ("all",))
 
     def take(self, note: SectionChange) -> None:
-        """Take over what was told."""
+        """Take over rows."""
         rows = self.get()
         if rows is None or note.gone:
             self.put(Rows())
@@ -338,7 +338,7 @@ class SharedState:
         return tuple(notes)
 
     def take(self, notes: Sequence[SectionChange]) -> None:
-        """Take over what the other side tells."""
+        """Take over the other side's changes."""
         by_name = {section.name: section for section in self.taken}
         rows = {table.name: table for table in self.rows}
         with self._lock:
@@ -359,7 +359,7 @@ class SharedState:
 
 
 class Notebook:
-    """All that was ever told, as whoever comes next needs it: the keeper's copy."""
+    """All changes so far, for the kernel that comes next: the keeper's copy."""
 
     def __init__(self) -> None:
         self._sections: dict[str, dict[Any, Any]] = {}
@@ -368,7 +368,7 @@ class Notebook:
         self._lock = threading.Lock()
 
     def take(self, notes: Sequence[SectionChange]) -> None:
-        """Take over what was told."""
+        """Take over changes."""
         with self._lock:
             for note in notes:
                 if note.section in ROWS:

@@ -61,7 +61,7 @@ MOST_BYTES = 2**30
 """Most of a frame."""
 
 BEAT_S, SILENCE_S = 10.0, 30.0
-"""How often either side says that it is there, and how long it may say nothing before it is taken for gone."""
+"""The seconds between two signs of life of either side, and those of silence after which it is taken for gone."""
 
 CLOSE_S = 2.0
 """How long the end of a connection may take: what was written last is sent."""
@@ -77,10 +77,10 @@ ANEW = (
 )
 
 AGAIN = (k.Listen, k.About, k.Everything, k.LastStep, k.Leave)
-"""Requests that may be asked again of a server that does not remember them; and questions."""
+"""Requests that may be repeated to a server that does not remember them; and questions."""
 
 WITH_NEWS = (k.Ask, k.Train, k.DeclareRemotely, k.SaveOrLoad)
-"""Requests that tell what has changed in the kernel."""
+"""Requests that carry what has changed in the kernel."""
 
 
 class StrangerError(ConnectionError):

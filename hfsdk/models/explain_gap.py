@@ -328,7 +328,7 @@ def _codec(actor: TrainedHandle) -> TextCodec | None:
 FOCUS_ROWS = 8
 """Rows that the experiments look at: those with the largest gap."""
 KNOWN, FOUND = 0.5, 0.8
-"""Share of the gap that has to go for a change to be a cause: one that the origin tells, one that was searched for."""
+"""Share of the gap that has to go for a change to be a cause: one that the origin names, one that was searched for."""
 TEMPERATURES = (0.1, 4.0)
 MOST_HALVINGS = 14
 """The number of halvings of the range in which top-p is searched for."""

@@ -88,7 +88,7 @@ class Host(Protocol):
         ...
 
     def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
+        """Give the user a notice that is no failure."""
         ...
 
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
@@ -482,7 +482,7 @@ class CallClient(Client, Protocol):
         ...
 
     def submit(self, message: Submit, *, waits: bool = False) -> Lease:
-        """Start a call; ``waits``: whoever starts it waits for it next."""
+        """Start a call; ``waits``: the caller waits for it next."""
         ...
 
     def need_tokenizer(self) -> TextCodec:

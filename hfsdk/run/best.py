@@ -72,7 +72,7 @@ class KeepBest:
 def best_tracker(
     host: TrainHost, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
 ) -> BestCheckpointTracker | None:
-    """Return what keeps the best checkpoint of a run, if that was asked for.
+    """Return the tracker of a run's best checkpoint; ``None`` for a run that keeps none.
 
     Raises:
         OptionError: it is neither a stream nor a `KeepBest`, there is no folder, or the session is simulated.
@@ -194,7 +194,7 @@ class BestCheckpointTracker:
         return None
 
     def _measure(self) -> float:
-        """Return a number that tells how it is measured; a function by its text, which another kernel pickles otherwise."""
+        """Return a number that identifies the measurement; a function by its text, which another kernel pickles otherwise."""
         wanted, role = self._wanted, self._host.deployment.models.reward.role
         reward = (role.function.name, role.function.source) if role.function else (role.folder, role.model)
         what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, reward))

@@ -151,7 +151,7 @@ class _Comparison:
                 self._add(name, seed, compared_run.rows, compared_run.branch)
 
     def _point(self, start: Snapshot) -> Hashable:
-        """Return what tells the start from others: the branch, what was trained by hand, roles, counters, the prompts' place."""
+        """Return the identity of the start: the branch, what was trained by hand, roles, counters, the prompts' place."""
         host = self.host
         by_hand = [c.call_id for c in host.client.send(q.Changes()) if c.branch == start.branch and c.call_id <= start.order]
         roles = [(repr(opened(role)), role.function.version if role.function else "") for role in start.roles]

@@ -33,7 +33,7 @@ def show_calls(subscribe: Callable[..., Any]) -> None:
 
 @contextmanager
 def calls_hidden() -> Iterator[None]:
-    """Draw nothing of the calls of sessions that are made meanwhile, which nobody asked for."""
+    """Draw nothing of the calls of sessions that are made in this block: they are not the user's."""
     token = _hidden.set(True)
     try:
         yield

@@ -100,7 +100,7 @@ class WandB:
     folder: str = "."
     """Runs are kept in ``wandb`` in this folder."""
     mode: str = "offline"
-    """``"offline"``, or ``"online"``: uploaded as it goes on, for whoever is logged in."""
+    """``"offline"``, or ``"online"``: uploaded as it goes on, for the user who is logged in."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -156,7 +156,7 @@ class _Loop:
         self.watcher = watcher_of(self.run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
-        """End what has begun; whoever watches is told. A second time does nothing."""
+        """End what has begun, and let watchers know. A second time does nothing."""
         control, unsubscribe = self.control, self.unsubscribe
         tracking, self.tracking, self.unsubscribe = self.tracking, None, lambda: None
         unsubscribe()
@@ -190,7 +190,7 @@ class _Loop:
             self.host.client.settle([*own, *self.control.calls.own], LEAVE_S)
 
     def attend(self, shown: bool, interrupts: Interrupts) -> None:
-        """Run the loop to its end; whatever happens, who watches is told that it is over."""
+        """Run the loop to its end, and let watchers know that it is over, however it ended."""
         failed: Exception | None = None
         done = False
         self.control.calls.take_thread()
@@ -359,7 +359,7 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
 
 
 def _stop_calls(host: TrainHost, control: RunControl) -> None:
-    """Cancel what the run's step has started, whose end the run tells of; calls that the user started beside it go on."""
+    """Cancel the calls that the run's step has started, whose end the run reports; calls that the user started beside it go on."""
     if not host.client.closed:
         own = set(control.calls.own)
         host.client.cancel([call for call in host.client.open_calls() if call in own])

@@ -52,7 +52,7 @@ SLICE_S = 0.1
 """Longest stretch of waiting without looking for an interrupt."""
 
 SETTLE_S = 0.02
-"""How often cancelled calls are asked whether they have stopped."""
+"""The seconds between two looks at whether cancelled calls have stopped."""
 
 ACTIVE = ("pending", "running")
 
@@ -80,7 +80,7 @@ class Sender(Protocol):
 
 
 class Tape(Protocol):
-    """Is told of the calls that are submitted."""
+    """An object that hears of the calls that are submitted."""
 
     def before(self, message: m.Submit) -> None:
         """A call is about to be sent; raising leaves it unsent."""
@@ -398,7 +398,7 @@ class ControllerClient:
         self._controller.subscribe(on_event)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
+        """Subscribe a listener of the user's, which may ask the session anything (see :class:`Aside`)."""
         aside = Aside(listener, lambda: self.closed)
         unsubscribe = self.subscribe(aside)
         self._asides.append(aside)
@@ -551,7 +551,7 @@ class Fetched:
         return any(piece.position(ref.rows) is not None for piece in pieces)
 
     def names(self, call_id: int) -> list[str]:
-        """Return the columns of a call of which something is kept."""
+        """Return the columns of a call of which copies are here."""
         with self._lock:
             return sorted(name for number, name in self._pieces if number == call_id)
 
@@ -585,7 +585,7 @@ MOST_EARLY = 64
 
 
 STOP_S = 1.0
-"""How long whoever unsubscribes waits for the events that a listener has not heard yet."""
+"""The seconds that ``unsubscribe`` waits for events that a listener has not heard yet."""
 
 
 BEHIND_S = 0.25
@@ -690,7 +690,7 @@ class EventRelay:
         self._early: dict[int, list[Event]] = {}
 
     def announce(self, event: Event) -> None:
-        """Tell that a call has started, then what came too early."""
+        """Announce that a call has started, then the events that came too early."""
         self._listener(event)
         with self._lock:
             self._announced.add(event["call_id"])
@@ -730,7 +730,7 @@ _line_of_thread = threading.local()
 
 @contextmanager
 def calls_of(line: str) -> Iterator[None]:
-    """Say that what this thread starts was asked for at ``line``: a thread of hfsdk's own has no frame of the user's below."""
+    """Say that the calls of this thread belong to ``line``: a thread of hfsdk's own has no frame of the user's below."""
     _line_of_thread.line = line
     try:
         yield

@@ -169,7 +169,7 @@ class PendingSave:
             self._save.settle()
 
     def take(self) -> None:
-        """Wait for a save that nobody has asked how it ended, and forget it.
+        """Wait for a save whose end nobody has looked at, and forget it.
 
         Raises:
             HfsdkError: the error that it failed with.

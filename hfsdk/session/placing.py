@@ -287,7 +287,7 @@ class HandleHost:
         self._deployment.release(handle)
 
     def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
+        """Give the user a notice that is no failure."""
         self._context.notice(text)
 
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
@@ -304,7 +304,7 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
 
 
 def _check_folders(role: RoleSpec) -> list[str]:
-    """Read what a worker will read of a role's folders, but for the numbers of its weights; return what of it is worth telling.
+    """Read a role's folders as a worker will, but for the numbers of its weights; return notices for the user.
 
     Raises:
         ModelNotFoundError: a file is missing or damaged, or of another model.

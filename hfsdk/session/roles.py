@@ -51,7 +51,7 @@ class Declarations:
         return self._context.backend
 
     def _dtype(self, dtype: str | None) -> str:
-        """Return the dtype that was asked for, or what models have here."""
+        """Return this dtype or, for ``None``, the one that models have here."""
         return self._backend.default_dtype if dtype is None else dtype
 
     @near_the_models

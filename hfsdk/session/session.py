@@ -1,4 +1,4 @@
-"""``Session``: the devices, the roles that live on them, and everything that is asked of them as a whole."""
+"""``Session``: the devices, the roles that live on them, and every request to them as a whole."""
 
 from __future__ import annotations
 

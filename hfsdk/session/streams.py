@@ -105,7 +105,7 @@ class RowStream(ABC):
 
     @abstractmethod
     def _identity(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
-        """Return what tells the stream from others: its options as a text, and the columns of its data."""
+        """Return the stream's identity: its options as a text, and the columns of its data."""
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -176,7 +176,7 @@ class StreamPlaces:
         self._all.add(stream)
 
     def adopt(self, stream: RowStream) -> None:
-        """Know a stream as the latest of those made alike, where it is; from now on its place is the one that is told."""
+        """Know a stream as the latest of those made alike, where it is; from now on its place is the one that is shared."""
         self._latest[stream._fingerprint] = stream
         self._all.add(stream)
 
@@ -253,7 +253,7 @@ class UnencodedExample:
     """Whether nobody wrote the prompt, so that it may end before the token that its end and the response share."""
 
     def question(self) -> tuple[str, Any] | None:
-        """Return what a tokenizer is asked, as (what, value); nothing of token ids."""
+        """Return the question to a tokenizer, as (what, value); ``None`` for token ids."""
         prompt = self.prompt
         if isinstance(self.response, list):
             return ("encode", prompt) if isinstance(prompt, str) else ("encode_chat", prompt) if isinstance(prompt, dict) else None
@@ -415,7 +415,7 @@ class _Examples(RowStream):
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in all_columns}, len(examples))
 
     def _first_chat(self) -> bool:
-        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+        """Encode the first conversation: what the chat template refuses is raised where the data is given.
 
         Returns:
             Whether there is one.
@@ -705,7 +705,7 @@ class PromptStream(RowStream):
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, count)
 
     def token_ids(self, row: int) -> list[int]:
-        """Return the token ids of a row's prompt, truncated on the left where that was asked for.
+        """Return the token ids of a row's prompt, truncated on the left where the options say so.
 
         Raises:
             OptionError: the prompt is empty, or as long as the context.
@@ -725,7 +725,7 @@ class PromptStream(RowStream):
     # -- inside
 
     def _foresee(self, rows: Sequence[int]) -> None:
-        """Say which prompts will be encoded: a tokenizer elsewhere is then asked once."""
+        """Announce the prompts that will be encoded, so that a tokenizer elsewhere answers for all at once."""
         if self._tokenizer is not None:
             foresee(self._tokenizer, (question for row in rows if (question := self._question(row)) is not None))
 
@@ -764,7 +764,7 @@ class PromptStream(RowStream):
         return is_conversation(prompt) or (isinstance(prompt, str) and self.options.chat)
 
     def _first_chat(self) -> bool:
-        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+        """Encode the first conversation: what the chat template refuses is raised where the data is given.
 
         Returns:
             Whether there is one.

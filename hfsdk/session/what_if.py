@@ -1,4 +1,4 @@
-"""``session.what_if(...)``: a plan with sliders. Whatever is moved, the plan is found anew.
+"""``session.what_if(...)``: a plan with sliders, which is found anew whenever one is moved.
 
 ::
 
@@ -45,7 +45,7 @@ FindPlan = Callable[[ClusterSpec, Workload, str, Mapping[str, Layout]], Plan]
 
 
 class WhatIf:
-    """A plan and what it is asked for. In a notebook it draws itself, with sliders.
+    """A plan and the question that it answers. In a notebook it draws itself, with sliders.
 
     Attributes:
         plan: the last plan that was found.
@@ -101,7 +101,7 @@ class WhatIf:
         placement: str | None = None,
         layouts: Mapping[str, str] | None = None,
     ) -> Self:
-        """Change what is asked for, and plan anew; what is left out stays.
+        """Change the question, and plan anew; what is left out stays.
 
         Args:
             devices: over all nodes: part of a node, or whole ones.
@@ -133,7 +133,7 @@ class WhatIf:
         return self
 
     def attempt(self, changes: Mapping[str, Any]) -> None:
-        """Change what is asked for, as the picture's sliders do; where that has no plan, ``error`` says why and the plan stays.
+        """Change the question, as the picture's sliders do; where it has no plan, ``error`` says why and the plan stays.
 
         Args:
             changes: the same as in :meth:`set`, layouts as ``{"layout of actor": "tp8"}``.
@@ -412,7 +412,7 @@ class WhatIf:
 
 
 def _grouping(plan: Plan) -> str:
-    """Name who shares devices with whom, whatever the sizes."""
+    """Name the roles that share devices, without their sizes."""
     return plan.best.preset or re.sub(r" \(\d+\)", "", plan.best.title)
 
 

@@ -72,7 +72,7 @@ from hfsdk.state.folder_lock import Turns, lock_of
 from hfsdk.state.history import HistoryLog
 
 POLL_S = 0.02
-"""How often workers are asked whether their files are written."""
+"""The seconds between two looks at whether workers have written their files."""
 
 
 class Saving(Awaited):
@@ -167,7 +167,7 @@ class Saving(Awaited):
             )
 
     def _check_host_memory(self) -> None:
-        """Refuse, or tell of, copies that hosts have not the memory for; they are there until all is written.
+        """Refuse, or give a notice of, copies that hosts have not the memory for; they are there until all is written.
 
         Raises:
             CheckpointError: says how much is needed and free.
@@ -200,7 +200,7 @@ class Saving(Awaited):
                 self._over.set()
 
     def run_in_background(self) -> None:
-        """Save in a thread from where the roles have been told to copy; :meth:`wait` tells how it ended.
+        """Save in a thread once the roles have their calls to copy; :meth:`wait` says how it ended.
 
         Where no thread can be started it is over when this returns.
 
@@ -377,7 +377,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
 
 
 def _checked_save(session: Saveable, root: AnyPath, state: str, trained: Sequence[ModelHandle]) -> Save:
-    """Return the save that is asked for (the last one for ``""``) once all of it was compared.
+    """Return the save of this name (the last one for ``""``) once all of it was compared.
 
     Raises:
         CheckpointError: it is damaged, not there, or of other roles.
@@ -414,7 +414,7 @@ def _others(index: Index, damaged: Listed) -> str:
 
 @contextlib.contextmanager
 def _disk_errors(folder: AnyPath, writes: bool = True) -> Iterator[None]:
-    """Tell what the disk refuses as a CheckpointError."""
+    """Raise what the disk refuses as a CheckpointError."""
     what = "save to" if writes else "load from"
     try:
         yield
@@ -445,7 +445,7 @@ def _results(session: Saveable, handles: list[ModelHandle], calls: list[int]) ->
 
 
 def _settle(client: ControllerClient, calls: list[int]) -> None:
-    """Wait until such calls are over; the first failure is told by who saves or loads, and those of other roles no later."""
+    """Wait until such calls are over; saving or loading raises the first failure, and no later call the others."""
     client.settle(calls)
     with contextlib.suppress(SessionClosedError):
         client.send(m.AcknowledgeFailures(tuple(calls)))

@@ -253,7 +253,7 @@ class _WrongError(Exception):
 
 @contextmanager
 def _checking(file: AnyPath) -> Iterator[None]:
-    """Tell what is wrong inside as damage of a file."""
+    """Raise what is wrong inside as damage of a file."""
     try:
         yield
     except _WrongError as error:

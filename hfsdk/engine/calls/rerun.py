@@ -1,4 +1,4 @@
-"""Calls that ran, kept so that they can be carried out again on a simulated twin: who asked whom for what, and all lengths.
+"""Calls that ran, kept so that they can be carried out again on a simulated twin: roles, requests, and all lengths.
 
 Kept are references and lengths, no columns and none of the user's functions, and those of the controller's last calls alone.
 """

@@ -190,7 +190,7 @@ class Execution:
         self.finish(record, type(first)(words, **{**first.fields(), **where(record.call)}))
 
     def finish(self, record: CallRecord, error: Exception | None) -> None:
-        """End a call, well or with an error, and tell who listens; one that is over stays as it is."""
+        """End a call, well or with an error, and let listeners know; one that is over stays as it is."""
         if record.state in FINISHED:
             return
         cancelled = isinstance(error, CallCancelledError)

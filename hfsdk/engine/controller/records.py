@@ -61,7 +61,7 @@ class WeightSync:
     """Weights of a trained role on their way to its shadow."""
 
     version: int
-    """The role's ``changes`` when they were asked for."""
+    """The role's ``changes`` when they were requested."""
     call: CallRecord
     """Takes them out of the trained role."""
     shadow: RoleSpec
@@ -146,13 +146,13 @@ class CallRecord:
             return True
 
     def ask_cancel(self) -> bool:
-        """Note that the call shall stop; return whether it runs already, and so has to be told."""
+        """Note that the call shall stop; return whether it runs already, and so needs a message."""
         with self._turn:
             self.cancel_asked = True
             return self.state == "running"
 
     def end(self, state: str, error: Exception | None = None, tell: Callable[[], None] = lambda: None) -> None:
-        """The call is over: ``tell`` listeners, then whoever waits goes on."""
+        """End the call: ``tell`` listeners, then let those who wait go on."""
         if self.start_ns:
             self.duration_s = time.perf_counter() - self.start_s
         self.state, self.error = state, error
@@ -388,7 +388,7 @@ class Ledger:
         return [record for record in self if step in (None, record.call.step)]
 
     def in_row(self, call_ids: Sequence[int]) -> None:
-        """Note calls whose step has a row of its own: the history tells of them there."""
+        """Note calls whose step has a row of its own in the history."""
         self._in_rows.update(call_id for call_id in call_ids if call_id in self._records)
 
     def changes(self) -> list[Change]:
@@ -421,7 +421,7 @@ def _over(record: CallRecord) -> bool:
 # -- the rows and bytes that a planned call reads, by rank and object: counted from its orders, without a look at values
 
 MOST_RUNS = 8
-"""Row numbers are told in at most so many runs."""
+"""The number of runs that row numbers are given in, at most."""
 
 
 def transfers_of(

@@ -138,7 +138,7 @@ class RolePlacer:
             self._loading.append(((name, specs[name].shadow_of), self._post(homes[name], self._loader(name))))
 
     def await_loads(self, role: str = "") -> None:
-        """Wait until the roles of the last place are loaded, and tell what was lost.
+        """Wait until the roles of the last place are loaded, and raise what was lost.
 
         Raises:
             WorkerDiedError: a worker ended meanwhile; says what every role that lived there, or was on its way, comes back with.
@@ -213,7 +213,7 @@ class RolePlacer:
         return aside
 
     def _cross(self, crossing: Mapping[str, Pool], aside: Mapping[Pool, Pool]) -> None:
-        """Have roles leave pools, of which some were set aside, for those of the placement; close what was set aside."""
+        """Move roles from pools, of which some were set aside, to those of the placement; close what was set aside."""
         for name, pool in crossing.items():
             record = self.roles[name]
             if record.loaded:  # else its pool was lost when another role left it
@@ -394,7 +394,7 @@ class RolePlacer:
         return WorkerDiedError(f"{error.message} The pool is started again at the next call; {words}.", **error.fields())
 
     def dead_pools(self) -> list[Pool]:
-        """Ask for the open pools of which a worker has ended or hangs; while nothing runs, and without the controller's lock."""
+        """Return the open pools of which a worker has ended or hangs; while nothing runs, and without the controller's lock."""
         return [pool for pool in list(self.open_pools.values()) if not pool.within and not self._runtime.devices(pool)]
 
     def close_dead(self, pools: Sequence[Pool]) -> None:

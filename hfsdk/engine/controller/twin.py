@@ -27,7 +27,7 @@ class TwinRun:
 
     spans: tuple[Span, ...]
     questions: Mapping[int, tuple[CostQuestion, ...]]
-    """Number of a call in the original -> what was asked of the performance model for it."""
+    """Number of a call in the original -> its questions to the performance model."""
     tasks: Mapping[int, tuple[int, int]]
     """The same of CPU tasks: rows and tokens."""
 

@@ -78,7 +78,7 @@ START_S = 300.0
 """How long a pool's processes may take to start and join, unless the session says otherwise."""
 
 ANSWER_S = 30.0
-"""How long a worker may take to say what it keeps, whatever it computes meanwhile."""
+"""The seconds that a worker may take to say what it keeps, even while it computes."""
 
 CLOSE_S = 10.0
 """How long ``close`` waits for calls under way to notice that their workers are gone."""
@@ -262,7 +262,7 @@ class RayRuntime:
 
     @_while_open
     def forget(self, state_copy: StateCopy) -> None:
-        """Tell the workers of its devices."""
+        """Have the workers of its devices free it."""
         for device in state_copy.devices:
             if device in self.pools.devices:
                 self.pools.devices[device].handle.forget.remote(state_copy.number)
@@ -743,7 +743,7 @@ def _write_piece(name: str, piece: Any, worker: Any) -> Any:
 
 
 END_SEEN_S = 2.0
-"""How long Ray may take to tell of a process on this machine that has ended."""
+"""The seconds that Ray may take to report a process on this machine that has ended."""
 
 
 class TaskRunner:

@@ -166,7 +166,7 @@ def start(num_cpus: int | None) -> list[str]:
 
 
 def _require_token() -> None:
-    """Have the next Ray of this process use the token, whatever Ray read when it was imported; one that is started asks for it."""
+    """Have the next Ray of this process use the token, also where Ray was imported before; one that is started asks for it."""
     if not _mode_before:
         _mode_before.append(os.environ.get(ray_access.AUTH_MODE))
     os.environ[ray_access.AUTH_MODE] = "token"
@@ -177,7 +177,7 @@ def _require_token() -> None:
 
 
 def _restore_mode() -> None:
-    """Give the user's environment back: else the token would be shown to whatever cluster is named next."""
+    """Give the user's environment back: else the next cluster would be shown the token."""
     if _mode_before:
         mode = _mode_before.pop()
         os.environ.pop(ray_access.AUTH_MODE, None)

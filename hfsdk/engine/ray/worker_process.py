@@ -129,7 +129,7 @@ class WorkerProcess(LoggedProcess):
 
     @ray.method(concurrency_group="compute")
     def ask(self, request: Request) -> Answer:
-        """Carry out this rank's share of a request; whatever goes wrong is in the answer."""
+        """Carry out this rank's share of a request; an error is in the answer."""
         if isinstance(request, Load):
             spec = request.spec
             request = replace(request, spec=replace(spec, folder=self._folders.get(spec.folder, spec.folder)))
@@ -233,7 +233,7 @@ class TaskProcess(LoggedProcess):
 
 
 class Shelf:
-    """Copies tables of other owners: whoever asks owns the copy."""
+    """Copies tables of other owners: the caller owns the copy."""
 
     def copy(self, content: dict[str, Column]) -> dict[str, Column]:
         """Return what it was given."""
@@ -243,6 +243,6 @@ class Shelf:
 _remote: Any = ray.remote  # Ray's overloads do not know concurrency groups
 RayWorker = _remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})(WorkerProcess)
 NOT_INLINED = {"env_vars": {"RAY_max_direct_call_object_size": "0"}}
-"""Return values stay in the object store of the node, small ones too: none comes to the caller unless it is asked for."""
+"""Return values stay in the object store of the node, small ones too, until the caller gets them."""
 RayTasks = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(TaskProcess)
 RayShelf = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(Shelf)

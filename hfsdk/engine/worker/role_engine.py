@@ -185,7 +185,7 @@ class RoleEngine:
             return TurnEnds.of(self.spec.folder).ids
 
     def _adapter(self, adapter: int, safe: SafePoint) -> tuple[int | None, int]:
-        """Return the rollout's slot with the adapters that are asked for, and the optimizer steps that they have seen."""
+        """Return the rollout's slot with these adapters, and the optimizer steps that they have seen."""
         if adapter == OWN:
             return 0, self._num_updates_of_weights
         if adapter == BASE_ALONE:

@@ -48,7 +48,7 @@ class RoleStateTransfer:
         self._spec, self._worker, self._groups = spec, worker, groups
         self._trainer, self._transition = trainer, transition
         self._base: list[Sums] = []
-        """Fingerprints of a base beside adapters; none before they are asked for."""
+        """Fingerprints of a base beside adapters; none before they are needed."""
 
     def export(self) -> KeptShare:
         """Return a copy of this rank's share of the state; in pieces any layout reads it."""
@@ -129,7 +129,7 @@ class RoleStateTransfer:
                 )
 
     def restore(self, kept_share: KeptShare) -> None:
-        """Take a state back of which this rank, in this layout, kept its share."""
+        """Take back a state of which this rank, in this layout, kept its share."""
         self._transition.to_training()
         self._trainer.take_share(kept_share.share)
         self._transition.replaced()

@@ -68,7 +68,7 @@ class Worker:
         self._links: DirectLinks | None = None
         self._half_built = False
         self._knocks = 0
-        """Packets of strangers that were told of."""
+        """Packets of strangers that were reported."""
         self.gpus: tuple[str, ...] = ()
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
         self._gpu: int | None = None
