@@ -244,7 +244,7 @@ class FirstBadSearch:
     # -- in an update
 
     def _refused(self, tape: StepRecorder) -> BadPlace | None:
-        """Return what an update was refused for; the weights are those before its optimizer step."""
+        """Return the place of the number for which an update was refused; the weights are those before its optimizer step."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "failed"), None)
         if call is None or not isinstance(tape.error, NonFiniteLossError):
@@ -306,7 +306,7 @@ class FirstBadSearch:
         return ""
 
     def _finding(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
-        """Put together what was found."""
+        """Put the finding together."""
         finding = FirstBad(
             kind=place.kind, symptom=str(symptom), step=symptom.step, call=place.call.name, role=place.call.message.role,
             column=place.column, value=place.value, usual=place.usual, epoch=None if place.mini is None else place.mini.epoch,
@@ -515,7 +515,7 @@ def tokens_around(sample: Batch, token: int | None) -> tuple[Mapping[str, Any], 
 
 
 def verdict_of(finding: FirstBad, said: str) -> str:
-    """Say what was found in a sentence or two."""
+    """Return the finding in a sentence or two."""
     where = f" of sample {finding.sample}" if finding.sample is not None else ""
     where += f", token {finding.token}" if finding.token is not None else ""
     number = "" if finding.value is None else f" is {finding.value:.3g}"

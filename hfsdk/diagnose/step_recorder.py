@@ -236,7 +236,7 @@ class RollingSnapshots:
         self.seconds += self.last_s
 
     def after_step(self, seconds: float) -> None:
-        """A step has ended after so many seconds."""
+        """Count the seconds of a step that has ended."""
         self.steps_s += seconds
 
     def before(self, step: int) -> Snapshot | None:
@@ -345,7 +345,7 @@ class StepsAgain:
         return before
 
     def take_step(self, number: int, tape: StepRecorder) -> StepRecorder:
-        """Take the step of a number again, with its calls recorded; what it fails with stands in the recording."""
+        """Take the step of a number again, with its calls recorded; an error of it stands in the recording."""
         host = self.host
         host.context.counters.set(STEPS, number - 1)
         with host.client.in_step(host.client.begin_step(number)), tape.running(), warnings.catch_warnings():
@@ -365,7 +365,7 @@ class StepsAgain:
 
 
 def _first(error: HfsdkError) -> HfsdkError:
-    """Return what failed first, and not what waited for it."""
+    """Return the error that came first, and not those of calls that waited for it."""
     while isinstance(error, DependencyError) and isinstance(error.__cause__, HfsdkError):
         error = error.__cause__
     return error

@@ -172,7 +172,7 @@ def _attached(keeper: RayKeeper | RemoteSession, *, read_only: bool, take_over: 
 
 
 def connect(parts: Parts, start: KeptStart) -> RemoteRuns:
-    """Have a session's parts know all that the kept session is, and hear what becomes of it."""
+    """Let a session's parts know the kept session's state, and follow its changes."""
     assert start.link is not None
     assert start.welcome is not None
     link, client = start.link, parts.client
@@ -327,7 +327,7 @@ def sessions(address: Name | None = None) -> Sessions:
 
 
 def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S) -> Iterator[tuple[RayKeeper, k.Account]]:
-    """Give the keepers of open sessions, of one name or all, with what they say of themselves.
+    """Yield the keepers of open sessions, of one name or all, each with its account.
 
     Raises:
         OptionError: one of that name does not answer.

@@ -148,7 +148,7 @@ WRITERS: tuple[tuple[type | tuple[type, ...], str, Callable[[Any, Hold], dict[st
 
 
 def from_plain(data: Any, client: ControllerClient | None = None) -> Any:
-    """Return what plain data stands for.
+    """Return the value of plain data.
 
     Args:
         data: plain data as :func:`to_plain` makes it, perhaps by somebody else.

@@ -113,7 +113,7 @@ class RemoteTokenizer(FolderTokenizer):
         return TurnEnds(tuple(ids), text, tuple(notes))
 
     def notes(self) -> list[str]:
-        """Return what was chosen so far where the model's files leave a choice."""
+        """Return the choices so far where the model's files leave one."""
         return list(self._ask(str(self.folder), "notes", None))
 
 

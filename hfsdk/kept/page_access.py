@@ -122,7 +122,7 @@ class PageAccess:
         return f"/{quote(name)}?link={code}"
 
     def visit(self, request: PageRequest) -> Visit:
-        """Return what comes of a request."""
+        """Return the outcome of a request."""
         if request.headers.get("upgrade", "").lower() == "websocket":
             return refused(HTTPStatus.UPGRADE_REQUIRED, "this server is of a later hfsdk than this kernel: use the same version")
         if request.method != "GET":

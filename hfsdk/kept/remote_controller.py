@@ -76,7 +76,7 @@ class SessionActorClient(Protocol):
         ...
 
     def put(self, table: Table) -> Any:
-        """Put a table into the cluster's store; return what stands for it."""
+        """Put a table into the cluster's store; return its reference."""
         ...
 
     def fetch(self, picks: Sequence[Pick]) -> Table:
@@ -88,7 +88,7 @@ class SessionActorClient(Protocol):
         ...
 
     def forgo(self) -> None:
-        """The keeper has ended: this process need not stay with its cluster."""
+        """Have done with a keeper that has ended: this process need not stay with its cluster."""
         ...
 
 
@@ -127,7 +127,7 @@ class RemoteController:
         closed: Callable[[str], None],
         lost: Callable[[str], None],
     ) -> None:
-        """Take over what the session is, and begin to listen.
+        """Take over the session's state, and begin to listen.
 
         Args:
             shared: the state of the session as this side knows it.
@@ -305,7 +305,7 @@ class RemoteController:
                     self._keeper.tell(ask)
 
     def _with_changes(self, message: m.Message | q.Query[Any] | None) -> k.Ask:
-        """Return a message with what has changed here, and what is not referred to any more."""
+        """Return a message with the changes here, and the columns that nothing refers to any more."""
         self._asked_s = time.monotonic()
         with self._telling:
             released, self._released = self._released, ()

@@ -148,7 +148,7 @@ async def _reached(url: SplitResult, token: str, version: str) -> tuple[FrameCon
 
 
 def strange(address: str, error: StrangerError) -> str:
-    """Return what is said of somebody else who answers at an address."""
+    """Return the message about somebody else who answers at an address."""
     return (
         f"what answers at {address} {error}. It got nothing that lets it in. Either another program listens there (the server has "
         "ended, or an SSH tunnel leads elsewhere), or this is not the server's token: `python -m hfsdk.serve` says which file that "

@@ -84,7 +84,7 @@ class Hello:
 
 @dataclass(frozen=True, eq=False)
 class Welcome:
-    """The kernel is attached."""
+    """The reply to a kernel that is attached."""
 
     turn: int
     """Number of its turn: what an earlier one sends is refused. 0 of one that only looks."""

@@ -181,7 +181,7 @@ class Keepers:
             return keeper
 
     def leave(self, name: str) -> None:
-        """A kernel has gone."""
+        """Note that a kernel has gone."""
         with self._lock:
             self._users[name] -= 1
             self._idle_s = time.monotonic()
@@ -496,7 +496,7 @@ class Pages:
 
 
 def _last_step(session: Session) -> Trace:
-    """Return the trace of the run's last whole step, while it is kept; without one what there is of the current step."""
+    """Return the trace of the run's last whole step, while it is kept; without one the current step's so far."""
     ended = list(session.run.view()["trace_steps"].values()) if session.run is not None else []
     trace: Trace = session.trace.snapshot()
     if ended:

@@ -440,7 +440,7 @@ class BackgroundSession:
         return run is not None and run.running and not run.paused
 
     def adopt_streams(self, config: TrainConfig) -> None:
-        """Know the streams that a run takes from, so that their places are shared."""
+        """Adopt the streams that a run takes from, so that their places are shared."""
         for stream in streams_of(config.algorithm, config.prompts):
             self.parts.places.adopt(stream)
 

@@ -270,7 +270,7 @@ class SharedRows:
     """The list as it was sent last: itself, its length and its last row."""
 
     def news(self) -> SectionChange | None:
-        """Return what came since; a note without a first row replaces all."""
+        """Return the rows since the last time; a change without a first row replaces all."""
         rows = self.get()
         if rows is None:
             return None
@@ -318,7 +318,7 @@ class SharedState:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def news(self) -> tuple[SectionChange, ...]:
-        """Return what has changed here since the last time, but for what was taken over."""
+        """Return the changes here since the last time, but for those that were taken over."""
         notes = []
         with self._lock:
             for section in self.told:

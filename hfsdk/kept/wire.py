@@ -172,7 +172,7 @@ class FrameConnection:
         self._writer.transport.abort()
 
     async def head(self) -> bytes:
-        """Return what comes up to an empty line, as much as the reader may hold.
+        """Return the bytes up to an empty line, as many as the reader may hold.
 
         Raises:
             EOFError: it ended before.
@@ -185,7 +185,7 @@ class FrameConnection:
 
 
 def proof(token: str, role: Literal["server", "kernel"], nonces: bytes, certificate: bytes) -> bytes:
-    """Return what only somebody with the token can say: all fields have fixed sizes.
+    """Return a proof that only the owner of the token can make: all fields have fixed sizes.
 
     Args:
         token: the server's.
@@ -245,7 +245,7 @@ def msgpack() -> Any:
 
 
 def too_large(what: str, size: int, most: int) -> OptionError:
-    """Return what is said of a message that is too large."""
+    """Return the message about a frame that is too large."""
     return OptionError(f"{what} of {size:,} bytes is larger than a connection takes at once ({most:,}): take it in parts")
 
 
@@ -274,7 +274,7 @@ def may_repeat(request: Any) -> bool:
 
 
 def answer_bytes(number: int, reply: Reply) -> bytes:
-    """Return an answer as it is sent; what cannot be said in plain data, or is too large, is an error."""
+    """Return an answer as it is sent; one that has no plain data, or is too large, is an error."""
     try:
         said = {"value": to_plain(reply.value), "errors": to_plain(list(reply.errors)), "besides": to_plain(reply.besides)}
     except Exception as error:

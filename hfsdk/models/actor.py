@@ -379,7 +379,7 @@ class ActorModel(TrainedHandle):
 
 
 def _tuple(name: str, value: object) -> tuple[Any, ...]:
-    """Return one text or several things as a tuple; what they are is checked with the other options."""
+    """Return one text or several things as a tuple; their types are checked with the other options."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (Sequence, np.ndarray)):

@@ -110,7 +110,7 @@ class _Explanation:
             self._then(as_is, by_rollout, trainer, then, at[0])
 
     def _looked_at(self, cached: bool) -> None:
-        """Note what was changed to measure the three parts, whatever they come to."""
+        """Note the experiment behind each of the three parts, whether or not it explains anything."""
         for cause, changed in {
             "version": ANEW,
             "weights": ANEW,
@@ -236,7 +236,7 @@ class _Explanation:
         return next((states.log_probs for states in self._insides if states.engine == dtype), None)
 
     def _noise(self) -> float:
-        """Return what rounding in bf16 makes of that row: nats a token; NaN where nobody knows."""
+        """Return the effect of rounding in bf16 on that row: nats a token; NaN where nobody knows."""
         rounded, exact = self._oracle("bf16"), self._oracle("fp32")
         return float("nan") if rounded is None or exact is None else size(rounded - exact)[0]
 
@@ -279,7 +279,7 @@ class _Explanation:
         return text
 
     def _damaged(self, as_is: Scored, by_rollout: Array) -> Gap:
-        """Return what is known where the trainer cannot take its weights back, as the rollout has changed them."""
+        """Return the known facts where the trainer cannot take its weights back, as the rollout has changed them."""
         gap = by_rollout - self._passes.recorded
         detail = f"changed after they had arrived: {_list(as_is.wrong)}; the trainer cannot have them back"
         self._name("weights", "", np.zeros_like(gap), detail)
@@ -392,7 +392,7 @@ class Fits:
         return first | last | sampling if self._prompts_given is not None else first | sampling | last
 
     def _left(self, setting: Setting) -> Array:
-        """Return what a setting leaves, on the rows in focus."""
+        """Return the rest of the gap under a setting, on the rows in focus."""
         trainer, then = self._near
         return np.asarray(np.clip(then + self._passes.trainer(setting, self._focus) - trainer, -20, 20))
 
@@ -561,7 +561,7 @@ def _in_template(codec: TextCodec, text: str) -> list[int]:
 
 
 def _out_of_template(codec: TextCodec, text: str) -> str:
-    """Return what the user's turn says, if a text is one in the chat template; else the text."""
+    """Return the user's turn of a text in the chat template; of another text, the text."""
     before, _, after = codec.decode(_in_template(codec, TURN)).partition(TURN)
     return text.removeprefix(before).removesuffix(after) if text.startswith(before) and text.endswith(after) else text
 
@@ -678,7 +678,7 @@ class GapPasses:
         return np.asarray(scored.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
 
     def of_version(self, num_updates: int, setting: Setting) -> Array | None:
-        """Return what :meth:`trainer` does with the weights after so many updates; ``None`` where no snapshot has them.
+        """Return :meth:`trainer` with the weights after so many updates; ``None`` where no snapshot has them.
 
         The ranks hold those weights within each pass alone: whatever ends it, the role's state is at every other moment its own.
         Nothing is done where the hosts have no room for a copy of the weights of now.
@@ -699,7 +699,7 @@ class GapPasses:
         inside: tuple[int, int] | None = None,
         through_cache: Sequence[tuple[int, int]] = (),
     ) -> tuple[Scored, Array]:
-        """Return what the generating engine says of these rows, and its log-probabilities, flat.
+        """Return the generating engine's answer about these rows, and its log-probabilities, flat.
 
         Args:
             fresh: whether it takes the trainer's weights first, or has those that it has.
@@ -720,7 +720,7 @@ class GapPasses:
         return self._merged(self._actor._result(lease), rows), np.asarray(flat, dtype=np.float64)
 
     def _merged(self, ranks: Sequence[Scored], rows: Array) -> Scored:
-        """Return what all ranks say together; rows are those of the batch."""
+        """Return the answers of all ranks as one; rows are those of the batch."""
         cached = {(int(rows[row]), token): value for rank in ranks for (row, token), value in rank.cached.items()}
         return Scored(
             all(rank.there for rank in ranks), min(rank.num_updates for rank in ranks),

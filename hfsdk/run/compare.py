@@ -193,7 +193,7 @@ class _Comparison:
 
 
 def _row(name: str, seed: int, row: Mapping[str, Any]) -> Row:
-    """Return a step's row under an experiment's names; what is not known is ``None``."""
+    """Return a step's row under an experiment's names; unknown numbers are ``None``."""
     tokens = round(row["tokens_per_s"] * row["seconds"]) if "tokens_per_s" in row else None
     columns = {new: row.get(old) for old, new in NAMES.items()}
     others = {key: value for key, value in row.items() if key not in NAMES and key not in ("step", "seconds")}

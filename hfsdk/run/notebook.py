@@ -19,7 +19,7 @@ class Watcher(Protocol):
     """Shows a run while it goes on."""
 
     def ended(self) -> None:
-        """The run has ended: show it as it stays."""
+        """Show the run as it ended."""
         ...
 
 

@@ -179,7 +179,7 @@ class AutoRestore:
 def restorer(
     host: TrainHost, control: RunControl, best: BestCheckpointTracker | None, config: TrainConfig, smaller: ElasticFallback | None
 ) -> AutoRestore | None:
-    """Return what a run goes on by after a death; ``None`` where a death ends it."""
+    """Return the recovery of a run after a death; ``None`` where a death ends it."""
     if config.on_death != RESTORE or config.folder is None:
         return None
     return AutoRestore(host, control, best, config.max_restores, config.folder, config.keep, smaller)

@@ -509,7 +509,7 @@ class RunRecord:
 
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
-    """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
+    """Return a step's use of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
 
     Tokens are those generated; busy is the mean over the ``num_devices`` that have a role, those that ran nothing included.
     Numbers that nothing measured are left out.

@@ -149,7 +149,7 @@ NAMES: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": 
 
 
 def trackers(track: str | Tracker | Sequence[str | Tracker]) -> list[Tracker]:
-    """Return what ``track`` names; ``()`` is nothing.
+    """Return the trackers that ``track`` names; ``()`` is none.
 
     Raises:
         OptionError: there is no such tracker, or one is a class where an instance is meant.

@@ -232,7 +232,7 @@ class _Loop:
                 bar.back_to(len(control.record.rows))
 
     def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
-        """Take a step and do what is due after it; return whether there shall be another one."""
+        """Take a step, then save, measure and warn where that is due; return whether there shall be another one."""
         host, control, record, config = self.host, self.control, self.control.record, self.config
         self.look_back.before_step()
         row = _one_step(host, config, self.prompts, control, self.best)
@@ -459,7 +459,7 @@ Metric = Callable[[Batch], Mapping[str, float] | float]
 
 
 def own_metric(metric: Metric, batch: Batch, others: Container[str]) -> dict[str, float]:
-    """Return what a metric of the user's says of a step's batch; one number has the function's name.
+    """Return the numbers of a user's metric for a step's batch; one number has the function's name.
 
     Args:
         metric: the function.
@@ -524,7 +524,7 @@ class RunWarnings:
         self.go_back(())
 
     def go_back(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Know of these steps alone: the run goes on after them."""
+        """Start over with these steps alone: the run goes on after them."""
         earlier = list(rows)
         self._health, self._jumps = Health(earlier), Jumps(earlier)
 
@@ -547,7 +547,7 @@ class RunWarnings:
         return bool(bad)
 
     def failed(self, error: Exception) -> None:
-        """Note in which step a run has failed and, where that was by a number, say in the error what finds it."""
+        """Note the step in which a run has failed and, where that was by a number, name in the error the way to find it."""
         record = self._control.record
         if record.failed_step is None and not self._context.client.closed:
             record.failed_step = self._context.next_step()

@@ -167,7 +167,7 @@ class ControllerClient:
             raise SessionClosedError(self.closed_because)
 
     def lease(self, call_id: int) -> Lease:
-        """Return what keeps a call's columns alive for this process; all that refer to them share it."""
+        """Return the lease that keeps a call's columns alive for this process; all that refer to them share it."""
         lease = self._leases.get(call_id)
         if lease is None:
             lease = self._leases[call_id] = Lease(call_id, self.release)
@@ -286,7 +286,7 @@ class ControllerClient:
         return self.send(q.ResultOf(call_id))
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
-        """Return what is known of a column, ``None`` while it is pending."""
+        """Return a column's kind, dtype and lengths, ``None`` while it is pending."""
         info: ColumnInfo | None = self.send(q.InfoOf(ref))
         return info
 
@@ -511,7 +511,7 @@ class Fetched:
         return self._num_bytes
 
     def keep(self, columns: Mapping[str, ColumnRef], table: Table) -> None:
-        """Keep a copy of what was fetched, or stored, under these references."""
+        """Keep a copy of a table that was fetched, or stored, under these references."""
         for name, ref in columns.items():
             if self.has(ref):
                 continue

@@ -114,5 +114,5 @@ class HasParts(Protocol):
 
 
 def parts_of(session: HasParts) -> Parts:
-    """Return what a session is made of, for what looks behind its facade: tests, benchmarks."""
+    """Return the parts of a session, for code that looks behind its facade: tests, benchmarks."""
     return session._parts

@@ -93,7 +93,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
 
 
 def with_workload(algorithm: Any, workload: Workload) -> Any:
-    """Return the algorithm with what the workload says of it.
+    """Return the algorithm with the workload's options.
 
     Raises:
         OptionError: it has no such option.

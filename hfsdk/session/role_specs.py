@@ -286,7 +286,7 @@ def _check_same(role: RoleSpec, planned: RoleSpec) -> None:
 
 
 def _facts(role: RoleSpec) -> dict[str, Any]:
-    """Return what a plan depends on, by the names under which it is declared; layouts are told apart from these."""
+    """Return the facts that a plan depends on, by the names under which they are declared; layouts are compared apart."""
     optimizer, options = role.optimizer, role.rollout_options
     facts = {
         "model": role.model, "dtype": role.dtype, "head": role.head, "lora": role.lora, "recompute": role.recompute,

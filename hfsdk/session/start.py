@@ -96,7 +96,7 @@ def check_session(
 
 
 def as_started(runtime: Runtime | Started) -> Started:
-    """Return a runtime of the caller's with a controller over it; what has started already as it is.
+    """Return a runtime of the caller's with a controller over it; a started one as it is.
 
     Raises:
         OptionError: it has no devices.

@@ -176,7 +176,7 @@ class StreamPlaces:
         self._all.add(stream)
 
     def adopt(self, stream: RowStream) -> None:
-        """Know a stream as the latest of those made alike, where it is; from now on its place is the one that is shared."""
+        """Take a stream as the latest of those made alike, where it is; from now on its place is the one that is shared."""
         self._latest[stream._fingerprint] = stream
         self._all.add(stream)
 
@@ -333,7 +333,7 @@ class _Examples(RowStream):
         raise NotImplementedError
 
     def _of(self, row: int, name: str) -> Any:
-        """Return what a column has in a row; ``None`` without such a column."""
+        """Return a column's value in a row; ``None`` without such a column."""
         return self._data[name][row] if name in self._data else None
 
     def _unencoded_of(self, prompt: Side, answer: Side, row: int, what: str, of: str) -> UnencodedExample:
@@ -604,7 +604,7 @@ def _is_messages(side: Any) -> TypeGuard[list[Message]]:
 
 
 def _before(prompt: Side, answer: list[Message], what: str) -> list[Message]:
-    """Return what an answer in messages answers: its prompt, or what the conversation has before it.
+    """Return the messages that an answer answers: its prompt, or the conversation before it.
 
     Raises:
         OptionError: both say something else, or neither says anything.

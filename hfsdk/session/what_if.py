@@ -149,7 +149,7 @@ class WhatIf:
 
     @checked
     def sweep(self, name: str, values: Annotated[Sequence[float], Length(1, 1_000)] | None = None) -> pd.DataFrame:
-        """Return what a step takes and costs over one of the sliders, the others as they are.
+        """Return the seconds and the price of a step over one of the sliders, the others as they are.
 
         Args:
             name: ``"devices"``, ``"prompts"``, ``"prompt_tokens"``, ``"response_tokens"`` or ``"price_per_device_hour"``.
@@ -364,7 +364,7 @@ class WhatIf:
         return [stops[round(i * (len(stops) - 1) / max(1, count - 1))] for i in range(count)]
 
     def view(self) -> dict[str, Any]:
-        """Return plain data for display: the plan's, what can be moved, and the curve over what was moved last."""
+        """Return plain data for display: the plan's, the sliders, and the curve over the one that was moved last."""
         with self._lock:
             question, layouts, curve = self.question, dict(self.question.layouts), self.curve
             sliders = [{
@@ -390,7 +390,7 @@ class WhatIf:
             }  # fmt: skip
 
     def _belongs(self, curve: Curve) -> bool:
-        """Return whether a curve is still over what it says, the others being as they were."""
+        """Return whether a curve still holds: its slider is there, and the others are as they were."""
         return replace(self.question, **{curve.name: getattr(curve.others, curve.name)}) == curve.others
 
     def _picture_(self) -> Picture:

@@ -525,13 +525,13 @@ class Saveable:
         return [handle for handle in self.deployment.book if handle.role.trainable]
 
     def to_save(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides weights."""
+        """Return a checkpoint's content besides weights."""
         context = self.context
         positions = self.places.positions()
         return {"seed": context.seed, "counters": context.kept_counters(), "positions": positions, **self.log.to_save()}
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept besides weights."""
+        """Take over a checkpoint's content besides weights."""
         self.context.seed = int(saved["seed"])
         self.context.counters.replace(saved["counters"])
         self.log.take(saved)

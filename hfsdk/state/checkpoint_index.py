@@ -360,7 +360,7 @@ def new_state(root: AnyPath, number: int) -> tuple[AnyPath, AnyPath]:
 
 
 def tell_of_unfinished(index: Index, ours: Collection[str], notice: Callable[[str], None]) -> None:
-    """Say of a store, once, what is there of saves that no index names: nobody knows whether they are still being written."""
+    """Report of a store, once, the folders that no index names: nobody knows whether they are still being written."""
     if not isinstance(index.root, StorePath):
         return
     named = {*ours, *(save.state for save in index.saves)}

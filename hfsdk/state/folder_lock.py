@@ -164,7 +164,7 @@ class StoreTurn:
 
 
 def lock_of(folder: AnyPath) -> FolderLock | StoreTurn:
-    """Return what a save to a folder, or to a store, waits for and holds."""
+    """Return the lock, or the turn, that a save to a folder or to a store waits for and holds."""
     return StoreTurn(folder) if isinstance(folder, StorePath) else FolderLock(folder)
 
 

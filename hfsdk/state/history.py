@@ -44,7 +44,7 @@ class HistoryLog:
         self.since = 0
 
     def history(self) -> History:
-        """Return what was trained: steps and updates, branches, functions."""
+        """Return the history: steps and updates, branches, functions."""
         entries = [(int(row.pop(ORDER)), row) for row in self.rows]
         entries += self._by_hand()
         entries.sort(key=itemgetter(0))

@@ -75,7 +75,7 @@ def needed_by_node(copies: Iterable[tuple[RoleSpec, Sequence[int], bool]]) -> di
 
 
 def rooms(needed: Mapping[int, int], free: Mapping[int, int]) -> tuple[HostRoom, ...]:
-    """Put together what nodes need and have."""
+    """Return, for every node, the bytes that copies need there and those that are free."""
     return tuple(HostRoom(node, num_bytes, free.get(node)) for node, num_bytes in needed.items())
 
 

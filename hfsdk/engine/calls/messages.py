@@ -220,7 +220,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True)
 class Rewind:
-    """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
+    """Give trained roles kept states back; training from then on belongs to ``branch``."""
 
     kept: tuple[StateCopy, ...]
     branch: str = ""

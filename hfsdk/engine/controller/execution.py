@@ -139,7 +139,7 @@ class Execution:
             self._announcer.tell({"type": "notice", "text": STRANGERS_TEXT})
 
     def _plan(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> Work:
-        """Return what a call is to the runtime; its role is loaded by then, as is a shadow that takes weights straight from it."""
+        """Return a call as the runtime takes it; its role is loaded by then, as is a shadow that takes weights straight from it."""
         if role is None or role.spec.function is not None:
             return Work(record.call, None, (task_order(request, stored),), request.timeout_s)
         pool, sync = self._homes.ensure_loaded(role), record.sync

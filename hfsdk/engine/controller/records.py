@@ -392,7 +392,7 @@ class Ledger:
         self._in_rows.update(call_id for call_id in call_ids if call_id in self._records)
 
     def changes(self) -> list[Change]:
-        """Return what changed weights outside of steps with a row of their own, in the order of submission."""
+        """Return the changes of weights outside of steps with a row of their own, in the order of submission."""
         recent = [r.change for r in self if r.made is not None and r.call.id not in self._in_rows]
         return sorted([*self._changes, *recent], key=lambda change: change.call_id)
 
@@ -427,7 +427,7 @@ MOST_RUNS = 8
 def transfers_of(
     request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False
 ) -> tuple[Transfer, ...]:
-    """Return what the ranks of a call (or a CPU task's process) read, by the call that wrote it.
+    """Return the transfers to the ranks of a call (or a CPU task's process), by the call that wrote them.
 
     Ranks with the same rows have the same picks, and are counted once.
     """
@@ -498,7 +498,7 @@ def column_bytes(stored: Stored) -> dict[str, int]:
 
 
 def weights_taken(source: int, bundles: Sequence[Bundle]) -> Transfer:
-    """Return what a shadow's ranks took over of a trained role's weights: who had which object for whom."""
+    """Return the transfer of a trained role's weights to a shadow's ranks: which rank had which object for whom."""
     ranks = sorted({bundle.source for bundle in bundles})
     holders = tuple(Holder(rank, 0, sum(b.num_bytes for b in bundles if b.source == rank)) for rank in ranks)
     bytes_from: dict[int, dict[int, int]] = {}
@@ -543,7 +543,7 @@ class _Reading:
         return _row_bytes(self.stored.columns.get(name), self.stored.num_rows)
 
     def transfer(self) -> Transfer:
-        """Return what was counted."""
+        """Return the counted transfer."""
         holders = tuple(Holder(part.rank, len(part.rows), part.num_bytes) for part in self.stored.parts)
         sizes = {
             name: round(float(self._row_bytes(stored)[wanted].sum()))

@@ -259,7 +259,7 @@ class RolePlacer:
             self._failures.append(error)
 
     def _taker(self, record: RoleRecord, pool: Pool, *, fresh: bool) -> Callable[[], None]:
-        """Return what frees a role where it lives and keeps what it has learned, for its next place; for its lane."""
+        """Return the function that frees a role where it lives and keeps its state for its next place; for its lane."""
 
         def take_out() -> None:
             name = record.spec.name

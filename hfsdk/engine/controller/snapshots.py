@@ -48,7 +48,7 @@ class SnapshotStore:
     # -- snapshots
 
     def keep(self, names: Sequence[str]) -> tuple[StateCopy, ...]:
-        """Keep the state of roles, behind what is on their lanes."""
+        """Keep the state of roles, behind the calls on their lanes."""
         unchanged: dict[str, StateCopy] = {}
         waits = []
         there = [name for name in names if (state := self._roles[name].kept) and self.still_has(state)]
@@ -191,7 +191,7 @@ class SnapshotStore:
         return record.version
 
     def stamp(self, record: CallRecord, role: RoleRecord | None, sources: Iterable[CallRecord]) -> None:
-        """Note which weights a call sees, itself or in what it reads, and the version that it makes.
+        """Note the weights that a call sees, itself or in what it reads, and the version that it makes.
 
         What a generation reads does not count: it is on-policy whatever its prompts were made of.
         """

@@ -68,7 +68,7 @@ def run_twin(
 
 
 def _again(rerun: Rerun, controller: Controller, new_id: Mapping[int, int], shadow_of: Mapping[str, str]) -> m.Submit:
-    """Return the message that starts a call again on the twin; what it read from outside the step becomes data of the user's."""
+    """Return the message that starts a call again on the twin; columns from outside the step become data of the user's."""
     request, inputs = rerun.request, {}
     outside = {name: ref for name, ref in request.inputs.items() if ref.call_id not in new_id}
     for name, ref in request.inputs.items():

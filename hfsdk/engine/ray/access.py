@@ -242,7 +242,7 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _read_address(path: Path) -> str:
-    """Return what an address file says.
+    """Return the address in an address file.
 
     Raises:
         PlacementError: it is a link, not of this user or root, writable by others, or holds no address.

@@ -454,7 +454,7 @@ def _num_threads(nodes: Sequence[Node]) -> int:
 
 
 def _each_of(refs: Sequence[Any]) -> list[Any]:
-    """Return what the calls returned, once each was looked at; Ray writes an error that nobody looks at into the user's output.
+    """Return the calls' values, once each was looked at; Ray writes an error that nobody looks at into the user's output.
 
     Raises:
         RayError: the first one's.
@@ -647,7 +647,7 @@ class RayCalls:
 
 
 def failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
-    """Return what a call ended with on its ranks, if not well."""
+    """Return the error that a call ended with on its ranks; ``None`` where it ended well."""
     for rank, answer in enumerate(answers):
         if isinstance(answer.error, CallError):
             return type(answer.error)(answer.error.message, **{**answer.error.fields(), "rank": rank})
@@ -659,7 +659,7 @@ def failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
 
 
 def store_of(call: Call, answers: Sequence[Answer]) -> Stored | None:
-    """Return what a call wrote, by reference; ``None``: nothing."""
+    """Return the columns that a call wrote, by reference; ``None``: none."""
     written = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
     if not written:
         return None

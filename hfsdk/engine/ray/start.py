@@ -121,7 +121,7 @@ def leave(job_id: str) -> None:
 
 
 def forgo(job_id: str) -> None:
-    """A session has ended by itself: have done with its Ray soon, when nobody waits for its answers any more.
+    """Have done with the Ray of a session that has ended by itself, soon, when nobody waits for its answers any more.
 
     That Ray may end too, and a process that uses one that has ended is ended by it, a minute later. The next session of this
     process may be on another Ray, also before.

@@ -59,7 +59,7 @@ def write_begin(call: Call) -> None:
 
 
 def said_in(output: str, call_id: int) -> str:
-    """Return what of the end of a worker's log is of a call; earlier calls wrote to it, too."""
+    """Return the lines of a call from the end of a worker's log; earlier calls wrote to it, too."""
     if begins(call_id) in output:
         return output.rpartition(begins(call_id))[2].partition("\n")[2].strip()
     return "" if any(line.startswith("-- call ") for line in output.splitlines()) else output
@@ -236,7 +236,7 @@ class Shelf:
     """Copies tables of other owners: the caller owns the copy."""
 
     def copy(self, content: dict[str, Column]) -> dict[str, Column]:
-        """Return what it was given."""
+        """Return the table as it came."""
         return content
 
 

@@ -356,7 +356,7 @@ class HybridEngine:
                 raise
 
     def replaced(self) -> None:
-        """Know that the trainer has other weights now, all that it learns."""
+        """Note that the trainer has other weights now, all that it learns."""
         self.stale, self._damaged = True, None
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
@@ -408,7 +408,7 @@ class ShadowWeights:
         self.last_report: TransportReport | None = None
 
     def give(self, shadow: RoleSpec, link: Link | None, safe: SafePoint) -> tuple[Any, TransportReport]:
-        """Give a shadow what each of its ranks needs, over a link or in the store; return references to it, and what it came to."""
+        """Give a shadow the weights that each of its ranks needs, over a link or in the store; return references and a report."""
         assert self._trainer is not None
         dtype = transport.TORCH_DTYPES[self._spec.dtype] if shadow.rollout is not None else None
         with self._worker.recorder.span("export") as attrs:
@@ -470,7 +470,7 @@ class ShadowWeights:
         return report
 
     def _targets(self, rollout: Rollout) -> Callable[[], dict[str, Tensor]]:
-        """Return what gives the tensors to write: all weights or, where the shadow read its base itself, its adapters."""
+        """Return a function that gives the tensors to write: all or, where the shadow read its base itself, its adapters."""
         return rollout.weight_targets if self._spec.lora is None else rollout.adapter_targets
 
     def _use(self, rollout: Rollout, safe: SafePoint) -> None:

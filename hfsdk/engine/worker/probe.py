@@ -123,7 +123,7 @@ class _TokenSpy:
         self.gradients: dict[int, Any] = {}
 
     def __call__(self, out: Any, b: Any) -> Any:
-        """Return what the loss returns."""
+        """Call the loss, note its value and gradient on each token, and return its result."""
         names = [f.name for f in fields(out) if getattr(out, f.name) is not None]
         with torch.enable_grad():
             leaves = {name: getattr(out, name).detach().requires_grad_() for name in names}

@@ -298,7 +298,7 @@ class RoleEngine:
         return None, on_rank(_as(assignment, OnRanks), view)
 
     def _touched(self) -> None:
-        """Know that the user's function may change the weights."""
+        """Note that the user's function may change the weights."""
         self.transition.stale = self.transition.touched = True
         if self._states is not None:
             self._states.forget_base()
@@ -461,7 +461,7 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
 
 
 def on_rank(arguments: OnRanks, view: RankView) -> Any:
-    """Return what a function of ``handle.run`` returned, as it travels."""
+    """Call a function of ``handle.run``; return its value as it travels."""
     return as_it_travels(_run(arguments.shipped, view, *arguments.values), arguments.shipped.name)
 
 

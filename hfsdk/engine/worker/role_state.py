@@ -75,7 +75,7 @@ class RoleStateTransfer:
         return sums
 
     def forget_base(self) -> None:
-        """Know that the user's code may have changed the weights beside adapters."""
+        """Forget the base's fingerprints: the user's code may have changed the weights beside adapters."""
         self._base = []
 
     def _of(self, shard: Shard, tensors: Mapping[str, Tensor], boxes: Sequence[Box]) -> list[Sums]:
@@ -158,7 +158,7 @@ class RoleStateTransfer:
     # -- straight to another pool
 
     def offer(self) -> Inventory:
-        """Say what this rank gives of the state to another pool."""
+        """Return this rank's offer of the state to another pool."""
         self._transition.to_training()
         sums = self._agreed(self._fingerprints())
         with self._trainer.giving_share() as share:
@@ -166,7 +166,7 @@ class RoleStateTransfer:
         return replace(offered, summary=replace(offered.summary, fingerprints=sums))
 
     def need(self, summary: Summary) -> Inventory:
-        """Say what this rank takes of a state that comes from another pool."""
+        """Return this rank's needs of a state that comes from another pool."""
         return inventory(self._trainer.blank_share(summary, "meta"), self._trainer.shard, gives=False)[0]
 
     def give(self, move: StateMove[Inventory], link: Link, safe: SafePoint) -> TransportReport:

@@ -289,7 +289,7 @@ class Worker:
         return self._running_call, dict(self.recorder.progress), running
 
     def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
-        """Return what is there now (control lane).
+        """Return the memory in use now (control lane).
 
         That is: bytes this process uses, bytes of each role, bytes in host memory of each that offloads, and bytes that are nowhere
         of each whose rollout can sleep, because it does.
