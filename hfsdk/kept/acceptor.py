@@ -147,8 +147,9 @@ class Acceptor:
 
     Args:
         listener: a socket that listens.
-        meet: has a connection prove itself, or raises one of ``STRANGE``; returns what is done with it from then on, and ends it.
-        refusals: is told of the others.
+        meet: a coroutine that has a connection prove itself, or raises one of ``STRANGE``; it returns the work with the connection
+            from then on, which ends it.
+        refusals: the refusals, to which the others are added.
     """
 
     def __init__(self, listener: socket.socket, meet: Callable[[Arrival], Awaitable[Awaitable[None]]], refusals: Refusals) -> None:

@@ -55,8 +55,8 @@ def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
     """Return something as plain data.
 
     Args:
-        value: made of nouns, arrays, containers, errors and what belongs to a session.
-        hold: told of every call to whose columns it refers.
+        value: a value made of nouns, arrays, containers, errors and what belongs to a session.
+        hold: a function that hears of every call to whose columns it refers.
 
     Raises:
         OptionError: it has something else in it.

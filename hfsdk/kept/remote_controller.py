@@ -132,8 +132,8 @@ class RemoteController:
         Args:
             shared: the state of the session as this side knows it.
             saved: gives the last save of the run.
-            closed: told why the session cannot be used from here any more.
-            lost: told why nothing is heard of it any more.
+            closed: a function that hears why the session cannot be used from here any more.
+            lost: a function that hears why nothing is heard of it any more.
         """
         assert self._welcome is not None
         self._saved, self._closed, self._forgone = saved, closed, lost

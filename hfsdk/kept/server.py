@@ -128,8 +128,8 @@ class AnsweredRequests:
         Args:
             number: the number of the request.
             answered: all answers below have come to the kernel, and are forgotten.
-            request: it may not be done again where it was asked before all that is known here.
-            start: does it.
+            request: the request, which may not be done again where it was asked before all that is known here.
+            start: the function that carries it out.
         """
         with self._lock:
             for old in [old for old in self._replies if old < answered]:
@@ -200,7 +200,7 @@ class Server:
 
     Args:
         options: the place and the manner of serving.
-        tell: told in a line of those who were refused.
+        tell: a function that gets a line about those who were refused.
 
     Attributes:
         port: the port on which it listens.

@@ -1,7 +1,7 @@
-"""``SharedState``: what two processes know alike of a kept session, the user's kernel and the session's keeper.
+"""``SharedState``: the state of a kept session that the user's kernel and the session's keeper both have.
 
-Either side looks, before every message and a few times a second, at what of its own parts has changed since it last looked, and
-tells the other one; what it is told it takes over, and does not tell again::
+Either side looks, before every message and a few times a second, for changes of its own parts since it last looked, and sends
+them; changes of the other side it takes over, and does not send back::
 
     kernel                                        keeper
     critic.update(...): a counter goes up
@@ -307,13 +307,13 @@ class SharedState:
     """One side of the state that kernel and session actor share; may be used from any thread."""
 
     parts: Parts
-    told: Sequence[SharedSection]
+    sent: Sequence[SharedSection]
     """The sections that this side sends."""
-    taken: Sequence[SharedSection]
+    received: Sequence[SharedSection]
     """The sections that it takes."""
     rows: Sequence[SharedRows]
     """The tables of which this side sends those it may change, and takes all."""
-    telling_rows: frozenset[str]
+    sent_rows: frozenset[str]
     _entries: dict[str, dict[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -321,7 +321,7 @@ class SharedState:
         """Return the changes here since the last time, but for those that were taken over."""
         notes = []
         with self._lock:
-            for section in self.told:
+            for section in self.sent:
                 entries = self._entries.setdefault(section.name, {})
                 now = section.collect(self.parts)
                 changed = {key: value for key, value in now.items() if key not in entries or not _same(entries[key], value)}
@@ -332,14 +332,14 @@ class SharedState:
                         del entries[key]
                     notes.append(SectionChange(section.name, changed, gone))
             for rows in self.rows:
-                note = rows.news() if rows.name in self.telling_rows else None
+                note = rows.news() if rows.name in self.sent_rows else None
                 if note is not None:
                     notes.append(note)
         return tuple(notes)
 
     def take(self, notes: Sequence[SectionChange]) -> None:
         """Take over the other side's changes."""
-        by_name = {section.name: section for section in self.taken}
+        by_name = {section.name: section for section in self.received}
         rows = {table.name: table for table in self.rows}
         with self._lock:
             for note in notes:
@@ -351,7 +351,7 @@ class SharedState:
                     continue
                 section.take(self.parts, note.entries, note.gone)
                 # what the other side has sent must not go back to it as a change of this side's
-                if section in self.told:
+                if section in self.sent:
                     entries, now = self._entries.setdefault(section.name, {}), section.collect(self.parts)
                     entries.update({key: now[key] for key in note.entries if key in now})
                     for key in note.gone:

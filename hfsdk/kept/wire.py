@@ -1,4 +1,4 @@
-"""How a kernel outside the cluster and the server on its head node talk: TLS, a proof each way, then numbered requests and answers.
+"""The talk of a kernel outside the cluster with its server: TLS, a proof each way, then numbered requests and answers.
 
 Both know the server's token, and neither ever sends it. The server's certificate is its own, made at its start; that it is the
 right one is proven by the token, so that no authority and no first use is trusted::
@@ -191,7 +191,7 @@ def proof(token: str, role: Literal["server", "kernel"], nonces: bytes, certific
         token: the server's.
         role: the side whose proof it is.
         nonces: the kernel's and the server's.
-        certificate: its fingerprint.
+        certificate: the certificate's fingerprint.
     """
     return hmac.digest(token.encode(), role.encode() + nonces + certificate, "sha256")
 

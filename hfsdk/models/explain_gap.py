@@ -1,4 +1,4 @@
-"""``actor.explain_gap``: runs the experiments in an order in which none spoils the next, and says what they come to.
+"""``actor.explain_gap``: runs the experiments in an order in which none spoils the next, and names the causes.
 
 The weights that the rollout has are looked at before anything else: a pass of the trainer may take them back, where both engines
 have one copy, and so does whatever moves them anew. See :mod:`hfsdk.core.gap` for the three parts of a gap.
@@ -348,7 +348,7 @@ class Fits:
 
     Args:
         passes: the engines.
-        trainer: its log-probabilities of the batch as it is, flat.
+        trainer: the trainer's log-probabilities of the batch as it is, flat.
         then: the part of the gap to be explained, flat.
         origin: how the recorded ones were made, where it is known.
         dtype: the trainer's dtype.
@@ -608,7 +608,7 @@ class GapPasses:
 
     Args:
         actor: the actor whose engines are compared.
-        batch: has prompt, response, rollout_log_probs.
+        batch: rows with prompt, response, rollout_log_probs.
 
     Attributes:
         prompts, responses: token ids.

@@ -274,7 +274,7 @@ class RewardModel(_Scorer):
         """Write ``scores``: one number per response (HybridFlow, table 4: compute_reward).
 
         Args:
-            batch: has prompt and response.
+            batch: rows with prompt and response.
 
         Token scores that another reward has written are left out of the batch.
 

@@ -1,4 +1,4 @@
-"""``train(keep_best=...)``: of all a run went through, the checkpoint with the best score on held-out prompts is kept.
+"""``train(keep_best=...)``: the checkpoint of a run with the best score on held-out prompts is kept.
 
 ::
 

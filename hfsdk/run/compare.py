@@ -63,7 +63,7 @@ def compare(
     earlier = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
     if baseline is not None and host.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
-    stream = host.sources.stream_of(prompts, pairs=any(isinstance(each, DPO) for each in named.values()))
+    stream = host.sources.stream_of(prompts, pairs=any(isinstance(variant, DPO) for variant in named.values()))
     shown = wants_progress() if progress is None else progress
     comparison = _Comparison(host, named, stream, steps, seeds, resume)
     comparison.run(snapshot, shown)

@@ -1,4 +1,4 @@
-"""``Run``: what ``session.train`` has done so far; it can be watched, paused and stopped while it goes on."""
+"""``Run``: the progress of ``session.train``; it can be watched, paused and stopped while it goes on."""
 
 from __future__ import annotations
 

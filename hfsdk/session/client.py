@@ -1,4 +1,4 @@
-"""``ControllerClient``: the user's side of the controller. Everything a handle or a batch asks goes through here.
+"""``ControllerClient``: the user's side of the controller. Every request of a handle or a batch goes through here.
 
 Waiting happens on the calling thread, in slices, so that an interrupt of the kernel is heard at once:
 
@@ -106,7 +106,7 @@ class ControllerClient:
         kept_as: the name of a kept session, which goes on when this process ends; else ``""``.
         run_goes_on: whether a run is under way, also between two of its calls.
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
-        tape: told of every call before it is sent and once it has an id; ``None``: nobody is.
+        tape: a recorder that hears of every call before it is sent and once it has an id; ``None``: there is none.
     """
 
     def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False, shared: bool = False) -> None:

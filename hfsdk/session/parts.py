@@ -1,4 +1,4 @@
-"""``Parts``: what a session is made of. Its facade passes calls on to them; training, comparing and reports use several."""
+"""``Parts``: the parts of a session. Its facade passes calls on to them; training, comparing and reports use several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Deployment``: the declared roles and where they live; placing, moving and releasing them."""
+"""``Deployment``: the declared roles and their placement; placing, moving and releasing them."""
 
 from __future__ import annotations
 

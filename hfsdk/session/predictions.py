@@ -1,4 +1,4 @@
-"""``Predictions``: what the planner says of steps that ran: ``session.predict``, ``measured`` and ``calibrate``."""
+"""``Predictions``: the planner's estimates for steps that ran: ``session.predict``, ``measured`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Predictions:
 
     Attributes:
         perf: predicts the seconds of :meth:`predict`; :meth:`calibrate` replaces it.
-        errors: its relative error by method; ``None`` before :meth:`calibrate`.
+        errors: the model's relative error by method; ``None`` before :meth:`calibrate`.
     """
 
     def __init__(self, context: Context, deployment: Deployment) -> None:

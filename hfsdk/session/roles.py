@@ -1,4 +1,4 @@
-"""How roles are declared: ``session.actor(...)``, ``critic``, ``reference``, ``reward``, ``cost``."""
+"""The declaration of roles: ``session.actor(...)``, ``critic``, ``reference``, ``reward``, ``cost``."""
 
 from __future__ import annotations
 

@@ -795,7 +795,7 @@ class Session(AttributeHints, PublicNames):
         measured: ``session.trace[-1].compare(session.predict())``. Calls that write files and ``handle.run`` are left out.
 
         Args:
-            step: its number, as in :attr:`trace`; by default the last.
+            step: the step's number, as in :attr:`trace`; by default the last.
             perf: the performance model; by default the session's, ``session.perf``: the presets', or those of :meth:`calibrate`.
 
         Returns:
@@ -947,7 +947,7 @@ class Session(AttributeHints, PublicNames):
                 batches of 32; the same data given again goes on where it was.
             steps: steps to run now.
             metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
-            stop: called with each step's row of metrics; true ends the run.
+            stop: a function that is called with each step's row of metrics; true ends the run.
             save_every: save to ``folder`` after every so many steps; 0 is never.
             folder: where to save, a path or an address. A save there of another process that this one has not loaded is replaced; a
                 notice says so first.

@@ -95,7 +95,7 @@ def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: 
     Args:
         parts: the session, on this side.
         what: the object to be packed.
-        hold: told of every call whose columns travel along: the other side refers to them, too.
+        hold: a function that hears of every call whose columns travel along: the other side refers to them, too.
         own: objects that the other side has its own of, in this order.
 
     Raises:

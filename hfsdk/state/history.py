@@ -1,4 +1,4 @@
-"""``HistoryLog``: what was trained in a session, step by step and branch by branch."""
+"""``HistoryLog``: the training of a session, step by step and branch by branch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Reply``: what a message was answered with, on its way to another process; an error keeps what it came from."""
+"""``Reply``: the answer to a message, on its way to another process; an error keeps its causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``RolePlacer``: which role lives on which pool, moving them, and what they come back with when the workers that held them end.
+"""``RolePlacer``: the roles and their pools, moves between them, and what roles come back with when their workers have ended.
 
 A trained role's state is somewhere at every moment of a move, and whoever holds it may end::
 

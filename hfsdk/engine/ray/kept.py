@@ -188,7 +188,7 @@ def start(
         address: the address of a cluster, ``"auto"``, or ``None`` for this machine alone.
         make: makes what answers, in the keeper's process, of ``options``.
         options: picklable.
-        refuse: given the keepers there are, raises where there may not be this one too.
+        refuse: a function of the keepers there are, which raises where there may not be this one too.
 
     Raises:
         PlacementError: there is no such cluster, this process uses another one, or the keeper cannot start.

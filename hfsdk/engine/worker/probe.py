@@ -1,4 +1,4 @@
-"""``Probe``: what ``run.first_bad()`` asks of a role on one rank: weights, layers' outputs, losses per token, gradients.
+"""``Probe``: a role's measurements on one rank for ``run.first_bad()``: weights, layers' outputs, losses per token, gradients.
 
 Nothing changes: no optimizer step is taken, and gradients that a probe makes are dropped. Each is collective over the role.
 """

@@ -85,7 +85,7 @@ class RoleEngine:
         Args:
             spec: the role to build.
             worker: the worker that hosts it.
-            state: its parts, packed by the ranks of the place the role comes from.
+            state: the state's parts, packed by the ranks of the place the role comes from.
             first: the first rank of the part of the pool where the role lives; ``None`` for the whole pool.
         """
         self.spec, self.worker = spec, worker
@@ -440,7 +440,7 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
     Args:
         row_ids: samples whose loss was not finite; empty when only the gradient was.
         name: the name of the role whose step it was.
-        optimizer: its own, with a learning rate; ``None`` where it has none.
+        optimizer: the role's optimizer, with a learning rate; ``None`` where it has none.
         num_updates: optimizer steps that its weights have had.
     """
     what = f"the loss of samples {list(row_ids)}" if row_ids else "the gradient"
@@ -569,7 +569,7 @@ class RankView:
     Attributes:
         role: the role's name.
         rank, device: this rank in the role, and its device number.
-        coordinates: its (tp, pp, dp) position.
+        coordinates: this rank's (tp, pp, dp) position.
         layout: the role's training layout.
         module: the Megatron model (a ``torch.nn.Module``) of this rank.
         groups: process groups (tp, dp, pp, world) for collectives.

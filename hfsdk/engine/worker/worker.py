@@ -48,7 +48,7 @@ class Worker:
         """Host no role yet.
 
         Args:
-            device: its number.
+            device: the device's number.
             num_threads: the threads of torch.
             store: the store of large objects; without it this process is alone.
         """
@@ -171,7 +171,7 @@ class Worker:
             sources: local tensors to give from.
             targets: local tensors to take into.
             safe: the point at which the call may stop.
-            report_to: called with the report, also where weights did not arrive as they left.
+            report_to: a function that is called with the report, also where weights did not arrive as they left.
 
         Raises:
             WeightMismatchError: on the rank where they did not.
@@ -200,7 +200,7 @@ class Worker:
 
         Args:
             role: the role to build.
-            state: its parts, of the ranks of the place it comes from.
+            state: the state's parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
         from hfsdk.engine.worker.role_engine import RoleEngine
