@@ -241,6 +241,7 @@ class Saving(Awaited):
         results = _results(self._session, self._trained, self._calls)
         files: dict[str, FileSum] = {}
         for handle in self._trained:
+            # the calls are over when the ranks have copied; their files are written behind them
             while (written := client.send(m.Saved(handle.name))) is None:
                 time.sleep(POLL_S)
             files |= {f"{handle.name}/{name}": file_sum for name, file_sum in written.items()}
@@ -256,6 +257,7 @@ class Saving(Awaited):
         index = index_bytes([*older, listed])
         write_file(self._building / SAVE, content)
         if isinstance(self._building, Path):
+            # the index comes with the folder, so that putting it in place is one rename, also on a full disk
             write_file(self._building / INDEX, index)
             self._building.rename(self._state)
         else:
@@ -559,6 +561,7 @@ def check_space(session: Saveable, folder: AnyPath, num_saves: int, keep: int) -
         return
     each = sum(num_bytes(handle, stepped=True) for handle in session.trained())
     there = len(states_in(folder)) if folder.is_dir() else 0
+    # the oldest save goes only when a new one is complete: keep + 1 at a time
     more = max(1, min(num_saves, keep + 1 - there))
     needed, free = more * each + SPARE_BYTES, shutil.disk_usage(existing_parent(folder)).free
     if free < needed:

@@ -345,6 +345,7 @@ class RolePlacer:
             raise StateGoneError(f"the snapshot that {record.spec.name} was to come back with was let go.")
         if state is not None and not self._runtime.holds(state):
             raise StateGoneError(f"what {record.spec.name} was to come back with, of a snapshot, is gone with a worker.")
+        # built first: a snapshot's state goes into a role that is there
         self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
         if state is None:
             return

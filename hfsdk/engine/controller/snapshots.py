@@ -26,6 +26,8 @@ Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
 
 @dataclass(eq=False)
 class _StateEntry:
+    """A kept state, the version of its weights, and the number of snapshots that refer to it."""
+
     state: StateCopy
     version: Version
     num_users: int
@@ -116,6 +118,7 @@ class SnapshotStore:
             waits.append((record, entry, self._post(record, self._giver(record, state))))
         failure: HfsdkError | None = None
         for record, entry, wait in waits:
+            # also where that fails: some ranks may have the old state by then, so a shadow's weights are out of date
             record.changes += 1
             try:
                 wait()

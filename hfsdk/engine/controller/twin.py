@@ -78,6 +78,7 @@ def _again(rerun: Rerun, controller: Controller, new_id: Mapping[int, int], shad
         put = controller.send(m.Put(Table({name: _blank(rerun.lengths[name], request.num_rows) for name in outside})))
         inputs |= {name: ColumnRef(put, name) for name in outside}
     arguments = request.arguments
+    # the twin generates responses of the lengths that there were, not of lengths that it draws
     if rerun.responses is not None and isinstance(arguments, Generation):
         arguments = replace(arguments, lengths=rerun.responses)
     role = shadow_of.get(request.role, request.role)

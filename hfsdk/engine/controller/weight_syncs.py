@@ -92,6 +92,7 @@ class WeightSyncs:
         while not meeting.arrived.wait(WAIT_S):
             if record.cancel_asked or self._closing.begun:
                 raise CallCancelledError("cancelled before it started")
+            # the lane went on without the shadow: its loading has failed, and wait raises the error
             if meeting.over.is_set() and not meeting.arrived.is_set():
                 meeting.wait()
         assert meeting.pool is not None

@@ -174,6 +174,7 @@ class HybridEngine:
         if not self._lacks_weights(rollout):
             return None
         self._take_back(safe)
+        # a rollout that slept has given up its base as well
         if not rollout.awake:
             self._base_sums = None
         self._together(rollout, rollout.wake_weights, safe)
@@ -266,6 +267,7 @@ class HybridEngine:
         targets = rollout.readable() if lora is None else rollout.readable_adapters()
         hidden = {take.move.target_local for take in witness.takes} - set(targets)
         with trainer.on_device("weights"):
+            # where both share memory the trainer has given its weights away: fingerprints of then stand for them
             away = self.residency is not None and self.residency.generating and self._given_sums is not None
             sums = (
                 self._given_sums

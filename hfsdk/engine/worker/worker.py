@@ -257,6 +257,7 @@ class Worker:
                     with self.recorder.span("sync") as attrs:
                         transfer = hosted.take_weights(weights, version, self._safe_point(call.id))
                         attrs.update(bytes=transfer.bytes_received, sources=sum(count > 0 for count in transfer.received_from))
+                # a shadow whose last transfer broke off must not compute with weights of two versions
                 if method_of(call.method).uses_weights:
                     hosted.shadow.check_version(version)
                 columns, answer.result = hosted.run(call.method, table, order, self._safe_point(call.id))
