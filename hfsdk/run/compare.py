@@ -109,7 +109,7 @@ class _Comparison:
         """
         host, before, here = self.host, self.host.runs.run, None
         requested = None if snapshot is None else host.snapshots.find(snapshot)
-        # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+        # for interrupts outside of the runs, which hear theirs themselves: the session goes back in any case
         with uninterrupted() as interrupts:
             try:
                 here = host.snapshots.snapshot("compare")
