@@ -94,13 +94,13 @@ class FirstBadSearch:
         begun = time.perf_counter()
         self.parts.client.check_open()
         self.parts.runs.check_between_steps("first_bad")
-        symptom = self.symptom() if step is None else self._asked(step)
+        symptom = self.symptom() if step is None else self._symptom_at(step)
         if symptom is None:
             return None
         snapshot = self.again.snapshot_before(symptom.step)
         self.parts.client.drain()
         self.parts.client.send(m.AcknowledgeFailures())
-        bad_ranks = self._held_now()
+        bad_ranks = self._bad_now()
         with self.again.coming_back(snapshot, "first_bad", stay=stay) as left:
             finding = self._search(symptom, snapshot, bad_ranks)
         if finding is None:
@@ -108,7 +108,7 @@ class FirstBadSearch:
         but = f", but for {finding.parameter}, of which ranks that differ in dp alone keep one copy together" if bad_ranks else ""
         return replace(finding, left=left[0] + but, seconds=time.perf_counter() - begun)
 
-    def _asked(self, step: int) -> BadNumber:
+    def _symptom_at(self, step: int) -> BadNumber:
         rows, failed = self.control.record.rows, self.control.record.failed_step
         steps = [row["step"] for row in rows] + ([] if failed is None else [failed])
         if step not in steps:
@@ -138,7 +138,7 @@ class FirstBadSearch:
 
     # -- looking
 
-    def _held_now(self) -> tuple[str, Mapping[int, Mapping[str, float]]] | None:
+    def _bad_now(self) -> tuple[str, Mapping[int, Mapping[str, float]]] | None:
         """Return a role that holds weights now which are not finite on some of its data-parallel ranks, and these by rank.
 
         A snapshot has one copy of what these ranks share, and a replay need not come to the same.
@@ -156,6 +156,7 @@ class FirstBadSearch:
         before, tape = self.again.step(snapshot, symptom.step, self._weights)
         place = self._bad_column(tape, before)
         weight = self._bad_weight(tape, place)
+        # a bad weight comes before the column that it has made bad; the others count where no column is bad
         place = weight or place or self._bad_scoring(tape) or self._refused(tape)
         if place is None:
             place, tape = self._jump(snapshot, symptom, tape)
@@ -167,7 +168,7 @@ class FirstBadSearch:
             return None
         batch = tape.batch(place.call.index)
         layer = "" if place.kind in ("reward", "advantage", "column", "loss") else self._layer(place, batch, snapshot)
-        return self._told(symptom, snapshot, place, batch, layer)
+        return self._finding(symptom, snapshot, place, batch, layer)
 
     def _bad_column(self, tape: StepRecorder, before: StepRecorder | None) -> BadPlace | None:
         """Return the first column that is not finite or far from what it was."""
@@ -177,6 +178,7 @@ class FirstBadSearch:
             usual_of = {name: usual for name, s in now.items() if (usual := odd(s, then.get(name))) is not None}
             if not usual_of:
                 continue
+            # of a call's columns the one that is not finite, or else the one farthest above its usual size
             name = max(usual_of, key=lambda n: math.inf if usual_of[n] == math.inf else now[n].largest / usual_of[n])
             spread, finite = now[name], usual_of[name] < math.inf
             sample, token = spread.at if finite else spread.bad_at
@@ -206,6 +208,7 @@ class FirstBadSearch:
             since = f"it was finite before {earlier[-1].name} of that step" if earlier else "it was so before the step's first call"
             more = f", with {len(names) - 1} other parameters" if len(names) > 1 else ""
             ranks = tuple(rank for rank, bad in bad_by_rank.items() if name in bad)
+            # the bad column shows a sample and a token only where this role's weights wrote it
             own = place if place is not None and place.call.message.role == call.message.role else None
             return BadPlace(
                 "weight", call if own is None else own.call, "" if own is None else own.column, bad_by_rank[rank][name],
@@ -241,7 +244,7 @@ class FirstBadSearch:
     # -- in an update
 
     def _refused(self, tape: StepRecorder) -> BadPlace | None:
-        """Return what an update was refused for; the weights are those before its optimizer step."""
+        """Return the place of the number for which an update was refused; the weights are those before its optimizer step."""
         client = self.parts.client
         call = next((c for c in tape.calls if c.learning is not None and client.state(c.call_id) == "failed"), None)
         if call is None or not isinstance(tape.error, NonFiniteLossError):
@@ -297,12 +300,13 @@ class FirstBadSearch:
             if first := first_bad_layer(now):
                 return first
             self.parts.client.drain()
+            # every output is finite: the same sample with the snapshot's weights shows the usual sizes
             self.parts.snapshots.resume(snapshot)
             return first_bad_layer(now, handle.run(rank_questions.layer_outputs, table))
         return ""
 
-    def _told(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
-        """Put together what was found."""
+    def _finding(self, symptom: BadNumber, snapshot: Snapshot, place: BadPlace, batch: Batch, layer: str) -> FirstBad:
+        """Put the finding together."""
         finding = FirstBad(
             kind=place.kind, symptom=str(symptom), step=symptom.step, call=place.call.name, role=place.call.message.role,
             column=place.column, value=place.value, usual=place.usual, epoch=None if place.mini is None else place.mini.epoch,
@@ -395,6 +399,7 @@ class TapedUpdate:
             usual: how large its number was at most in the step before, of one that jumps; ``None``: it is not finite.
         """
         place = BadPlace("update", self._call, mini=mini, usual=usual)
+        # losses over pairs have no value of a single token
         if self._learning.together == 1:
             look = primitive(reads=list(self._batch.columns), writes=LOOK)(rank_questions.token_losses)
             losses = self.handle.call(
@@ -423,6 +428,7 @@ class TapedUpdate:
         def by_rank(rows: Sequence[int]) -> list[tuple[int, dict[str, float]]]:
             return self.handle.run(rank_questions.gradients, self._batch.take(rows).table(), shipped)
 
+        # each look is a pass over the model: log2 of the samples instead of one for each
         rows = bisected(units, lambda rows: any(by_place for _, by_place in by_rank(rows)))
         if not rows:
             return replace(place, kind="gradient", said="No sample's alone is bad: it is their sum")
@@ -509,7 +515,7 @@ def tokens_around(sample: Batch, token: int | None) -> tuple[Mapping[str, Any], 
 
 
 def verdict_of(finding: FirstBad, said: str) -> str:
-    """Say what was found in a sentence or two."""
+    """Return the finding in a sentence or two."""
     where = f" of sample {finding.sample}" if finding.sample is not None else ""
     where += f", token {finding.token}" if finding.token is not None else ""
     number = "" if finding.value is None else f" is {finding.value:.3g}"

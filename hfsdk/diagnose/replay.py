@@ -245,7 +245,7 @@ class _Compared:
 
 
 def _first_call(then: Sequence[ExportedCall], now: Sequence[ExportedCall], counter: _Compared) -> Difference | None:
-    """Return the first difference in what the calls wrote and returned."""
+    """Return the first difference in the columns and results of the calls."""
     for index, (old, new) in enumerate(zip(then, now, strict=False)):
         if old.name != new.name:
             return Difference(index, "the call", old.name, new.name)
@@ -288,7 +288,7 @@ def _item(value: Any) -> Any:
 
 
 def _first_place(then: Any, now: Any) -> int | None:
-    """Return the first place at which two arrays differ, by their bits; what is longer differs where the other ends."""
+    """Return the first place at which two arrays differ, by their bits; the longer one differs where the other ends."""
     if then.dtype != now.dtype or len(then) != len(now):
         return min(len(then), len(now)) if len(then) != len(now) else 0
     if then.dtype.kind == "O":
@@ -336,7 +336,7 @@ def _first_weight(then: Mapping[str, Any], now: Mapping[str, Any]) -> Difference
 
 
 def _notes(record: ExportedStep, parts: Parts) -> tuple[str, ...]:
-    """Return what is otherwise here, in words."""
+    """Return the differences of machine, versions and layouts, in words."""
     here, kind, layouts = versions(), machine(), layouts_of(parts)
     notes = [f"{name} was {there}, and is {here.get(name, 'not installed')}" for name, there in record.versions.items()
              if here.get(name) != there]  # fmt: skip

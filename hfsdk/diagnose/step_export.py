@@ -118,7 +118,7 @@ def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:
 
 
 def _again_of(parts: Parts, step: int) -> StepsAgain:
-    """Return what takes the last run's steps again."""
+    """Return the object that takes the last run's steps again."""
     run = parts.runs.run
     search = None if run is None else run._control.search
     again: StepsAgain | None = getattr(search, "again", None)
@@ -166,7 +166,7 @@ def _drawing(streams: Sequence[RowStream]) -> Iterator[tuple[list[Batch], ...]]:
 
 
 def recorded(client: ControllerClient, tape: StepRecorder) -> tuple[ExportedCall, ...]:
-    """Return what the calls of a step wrote and returned, in the order in which they were submitted."""
+    """Return the columns and results of a step's calls, in the order in which they were submitted."""
     return tuple(_record_of(client, call) for call in tape.calls)
 
 
@@ -207,7 +207,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return what kind of machine this is, as far as numbers depend on it."""
+    """Return the kind of this machine, as far as numbers depend on it."""
     model = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -242,7 +242,7 @@ def _write(folder: Path, record: ExportedStep) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return what an exported step's ``step.json`` says.
+    """Return the content of an exported step's ``step.json``.
 
     Raises:
         CheckpointError: there is none, or it is damaged, or of a later version of hfsdk.

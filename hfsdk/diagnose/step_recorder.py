@@ -104,7 +104,7 @@ class StepRecorder:
 
     Args:
         client: the client whose calls are recorded.
-        watch: called with each call's message right before it is sent; what it returns is kept with the call.
+        watch: a function that is called with each call's message right before it is sent; what it returns is kept with the call.
         stop_before: the place of the call before which the step ends by `StoppedHere`.
     """
 
@@ -204,7 +204,7 @@ class RollingSnapshots:
     """The seconds that the run's steps have taken."""
     frozen: bool = False
     """Whether a step was bad, so that those from before it are to stay."""
-    told: bool = False
+    noticed: bool = False
     """Whether a notice said how much memory they take."""
     refused: str = ""
     """Why none is taken, where that is so."""
@@ -220,8 +220,8 @@ class RollingSnapshots:
             if words := too_large(room, MEMORY_SHARE):
                 self._refuse(words)
                 return
-            if not self.told and (words := too_large(room, TOLD_SHARE)):
-                self.told = True
+            if not self.noticed and (words := too_large(room, TOLD_SHARE)):
+                self.noticed = True
                 self.host.context.notice(
                     f"a snapshot of this run takes {words}, and the newest {self.most} are kept for run.first_bad(); "
                     "session.train(..., look_back=0) takes none"
@@ -236,7 +236,7 @@ class RollingSnapshots:
         self.seconds += self.last_s
 
     def after_step(self, seconds: float) -> None:
-        """A step has ended after so many seconds."""
+        """Count the seconds of a step that has ended."""
         self.steps_s += seconds
 
     def before(self, step: int) -> Snapshot | None:
@@ -345,7 +345,7 @@ class StepsAgain:
         return before
 
     def take_step(self, number: int, tape: StepRecorder) -> StepRecorder:
-        """Take the step of a number again, with its calls recorded; what it fails with stands in the recording."""
+        """Take the step of a number again, with its calls recorded; an error of it stands in the recording."""
         host = self.host
         host.context.counters.set(STEPS, number - 1)
         with host.client.in_step(host.client.begin_step(number)), tape.running(), warnings.catch_warnings():
@@ -365,7 +365,7 @@ class StepsAgain:
 
 
 def _first(error: HfsdkError) -> HfsdkError:
-    """Return what failed first, and not what waited for it."""
+    """Return the error that came first, and not those of calls that waited for it."""
     while isinstance(error, DependencyError) and isinstance(error.__cause__, HfsdkError):
         error = error.__cause__
     return error

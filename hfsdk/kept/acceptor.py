@@ -1,4 +1,4 @@
-"""``Acceptor``: accepts connections from whoever comes, and nobody who has proven nothing costs the others anything.
+"""``Acceptor``: accepts connections; a peer that has proven nothing costs the others nothing.
 
 A connection has ``HANDSHAKE_S`` to prove itself, however slowly it speaks; so many at a time may be doing that, and the oldest is
 ended for the next one, so that a thousand silent ones keep nobody out. None has a thread, and none takes a file descriptor that
@@ -35,7 +35,7 @@ HEAD_BYTES = 2**15
 """Most that is read of a browser's request."""
 
 TLS_BEGINS = b"\x16"
-"""The first byte of whoever speaks TLS."""
+"""The first byte of a peer that speaks TLS."""
 
 LATE, CROWDED = f"nothing that lets it in came within {HANDSHAKE_S:g} s", "others came, and it had proven nothing yet"
 
@@ -45,7 +45,7 @@ STRANGE = (OSError, EOFError, ValueError, asyncio.LimitOverrunError)
 
 
 class Refusals:
-    """Tells that connections were refused: each kind once, then at most once in ``TELL_S`` with how many there were since."""
+    """Reports refused connections: each kind once, then at most once in ``TELL_S`` with how many there were since."""
 
     def __init__(self, tell: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._now = tell, now
@@ -62,7 +62,7 @@ class Refusals:
                 self._tell(f"a connection from {peer} was refused: {why}. Nothing else has changed.")
 
     def rest(self) -> None:
-        """Tell of those that came since a kind was told last, where that is long ago."""
+        """Report those that came since a kind was reported last, where that is long ago."""
         with self._lock:
             for why, num in self._since.items():
                 if num and self._now() - self._told_s[why] >= TELL_S:
@@ -90,7 +90,7 @@ class Arrival:
         """Why it was refused from here."""
 
     def refuse(self, why: str) -> None:
-        """End it: whoever reads from it, or waits to write, finds it ended."""
+        """End it: a task that reads from it, or waits to write, finds it ended."""
         self.why = self.why or why
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -143,12 +143,13 @@ class Arrival:
 
 
 class Acceptor:
-    """The listening end of a server: whoever has proven nothing has a deadline, and takes no thread.
+    """The listening end of a server: a peer that has proven nothing has a deadline, and takes no thread.
 
     Args:
         listener: a socket that listens.
-        meet: has a connection prove itself, or raises one of ``STRANGE``; returns what is done with it from then on, and ends it.
-        refusals: is told of the others.
+        meet: a coroutine that has a connection prove itself, or raises one of ``STRANGE``; it returns the work with the connection
+            from then on, which ends it.
+        refusals: the refusals, to which the others are added.
     """
 
     def __init__(self, listener: socket.socket, meet: Callable[[Arrival], Awaitable[Awaitable[None]]], refusals: Refusals) -> None:

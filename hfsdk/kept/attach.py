@@ -111,7 +111,7 @@ def attach_link(name: str, address: str | None, token: str | None, *, read_only:
     """
     if is_remote(name):
         return _attached(_remote(name, token), read_only=read_only, take_over=take_over)
-    keepers = _ray_keeper().found(address)
+    keepers = _ray_keeper().keepers_of(address)
     account_here = next(_accounts(keepers, name), None)
     if account_here is None:
         there = ", ".join(account.name for _, account in _accounts(keepers, "")) or "none"
@@ -143,8 +143,8 @@ def _remote(name: str, token: str | None) -> RemoteSession:
 
 
 def keeper_of(name: str, address: str | None) -> RayKeeper | None:
-    """Return the keeper of an open session of this name; ``None`` without one. Whoever has it calls :func:`done_with`, once."""
-    keepers = _ray_keeper().found(address)
+    """Return the keeper of an open session of this name; ``None`` without one. The caller calls :func:`done_with`, once."""
+    keepers = _ray_keeper().keepers_of(address)
     for keeper, _ in _accounts(keepers, name, ABOUT_S):
         return keeper
     for keeper in keepers[:1]:
@@ -172,7 +172,7 @@ def _attached(keeper: RayKeeper | RemoteSession, *, read_only: bool, take_over: 
 
 
 def connect(parts: Parts, start: KeptStart) -> RemoteRuns:
-    """Have a session's parts know all that the kept session is, and hear what becomes of it."""
+    """Let a session's parts know the kept session's state, and follow its changes."""
     assert start.link is not None
     assert start.welcome is not None
     link, client = start.link, parts.client
@@ -252,8 +252,8 @@ class KeptSession(k.Account):
 
     @checked
     def close(self) -> None:
-        """End the session, with its workers, whoever has it."""
-        keepers = _ray_keeper().found(self.address or None)
+        """End the session, with its workers, even where another kernel has it."""
+        keepers = _ray_keeper().keepers_of(self.address or None)
         try:
             for keeper, _ in _accounts(keepers, self.name):
                 keeper.ask(k.End()).unpack()
@@ -316,7 +316,7 @@ def sessions(address: Name | None = None) -> Sessions:
         PlacementError: there is no such cluster.
         ModelNotFoundError: Ray is not installed here.
     """
-    keepers = _ray_keeper().found(address)
+    keepers = _ray_keeper().keepers_of(address)
     accounts = list(_accounts(keepers, ""))
     for keeper in keepers[:1]:
         done_with(keeper)
@@ -327,7 +327,7 @@ def sessions(address: Name | None = None) -> Sessions:
 
 
 def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S) -> Iterator[tuple[RayKeeper, k.Account]]:
-    """Give the keepers of open sessions, of one name or all, with what they say of themselves.
+    """Yield the keepers of open sessions, of one name or all, each with its account.
 
     Raises:
         OptionError: one of that name does not answer.
@@ -336,6 +336,7 @@ def _accounts(keepers: Sequence[RayKeeper], name: str, most_s: float = STARTS_S)
         if name and keeper.name.partition(":")[0] != name:
             continue
         try:
+            # a named session is waited for while it starts; a list must not hang of one that does
             account: k.Account = keeper.ask(k.About(), most_s if name else ABOUT_S).unpack()
         except HfsdkError:
             continue

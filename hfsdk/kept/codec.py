@@ -1,4 +1,4 @@
-"""hfsdk's nouns as plain data, and back: what a server tells a kernel that does not trust it to run code.
+"""hfsdk's nouns as plain data, and back: messages of a server to a kernel that does not trust it to run code.
 
 What travels is what msgpack has: numbers, texts, bytes, lists, dicts. All else is a dict with the key ``""`` that says what it was;
 arrays are their bytes. Reading it makes arrays, containers, errors, and objects of hfsdk's own frozen classes, by their
@@ -55,8 +55,8 @@ def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
     """Return something as plain data.
 
     Args:
-        value: made of nouns, arrays, containers, errors and what belongs to a session.
-        hold: told of every call to whose columns it refers.
+        value: a value made of nouns, arrays, containers, errors and what belongs to a session.
+        hold: a function that hears of every call to whose columns it refers.
 
     Raises:
         OptionError: it has something else in it.
@@ -67,6 +67,7 @@ def to_plain(value: Any, hold: Hold = lambda call_id: None) -> Any:
         return [to_plain(item, hold) for item in value]
     if type(value) is dict and all(type(key) is str and key != KIND for key in value):
         return {key: to_plain(item, hold) for key, item in value.items()}
+    # nouns may be tuples or mappings as well, and must keep their class
     noun = is_dataclass(value) or hasattr(value, "_fields")
     for cls, kind, write in WRITERS:
         if isinstance(value, cls) and not (noun and kind in ("tuple", "map")):
@@ -147,7 +148,7 @@ WRITERS: tuple[tuple[type | tuple[type, ...], str, Callable[[Any, Hold], dict[st
 
 
 def from_plain(data: Any, client: ControllerClient | None = None) -> Any:
-    """Return what plain data stands for.
+    """Return the value of plain data.
 
     Args:
         data: plain data as :func:`to_plain` makes it, perhaps by somebody else.

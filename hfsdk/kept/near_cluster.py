@@ -68,7 +68,7 @@ class RemoteTokenizer(FolderTokenizer):
         return self._answers[key]
 
     def foresee(self, questions: Sequence[tuple[str, Any]]) -> None:
-        """Have the answers to several questions come in one message; they are then known when they are asked for."""
+        """Have the answers to several questions come in one message, before they are needed."""
         new = list(
             {key: question for question in questions if (key := (question[0], repr(question[1]))) not in self._answers}.items()
         )
@@ -83,7 +83,7 @@ class RemoteTokenizer(FolderTokenizer):
             self._answers |= {key: answer for (key, _), answer in zip(part, answers, strict=True)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, with whatever the model's tokenizer puts around it."""
+        """Return the token ids of a text, with those that the model's tokenizer puts around it."""
         return list(self._texts("encode", text))
 
     def encode_chat(self, chat: Chat | Sequence[Message]) -> list[int]:
@@ -113,7 +113,7 @@ class RemoteTokenizer(FolderTokenizer):
         return TurnEnds(tuple(ids), text, tuple(notes))
 
     def notes(self) -> list[str]:
-        """Return what was chosen so far where the model's files leave a choice."""
+        """Return the choices so far where the model's files leave one."""
         return list(self._ask(str(self.folder), "notes", None))
 
 

@@ -122,7 +122,7 @@ class PageAccess:
         return f"/{quote(name)}?link={code}"
 
     def visit(self, request: PageRequest) -> Visit:
-        """Return what comes of a request."""
+        """Return the outcome of a request."""
         if request.headers.get("upgrade", "").lower() == "websocket":
             return refused(HTTPStatus.UPGRADE_REQUIRED, "this server is of a later hfsdk than this kernel: use the same version")
         if request.method != "GET":
@@ -180,6 +180,7 @@ class PageAccess:
         except CookieError:
             return None
         times, _, signed = ("" if cookie is None else cookie.value).rpartition(".")
+        # no visit is stored: a cookie carries its times, and the signature says that they are this server's
         if not hmac.compare_digest(signed.encode(), self._signed(times).encode()):
             return None
         begun, _, until = times.partition(".")

@@ -43,12 +43,12 @@ SMALL_BYTES = 100_000
 
 
 def left(name: str) -> str:
-    """Return what a kernel is told that has left a session."""
+    """Return the message for a kernel that has left a session."""
     return f"this kernel has left the session {name!r}, which goes on; hf.Session.attach({name!r}) comes back to it"
 
 
 class SessionActorClient(Protocol):
-    """How a keeper is asked: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteSession``."""
+    """The way to ask a keeper: :class:`hfsdk.engine.ray.kept.RayKeeper`, or from elsewhere ``RemoteSession``."""
 
     @property
     def near(self) -> bool:
@@ -76,7 +76,7 @@ class SessionActorClient(Protocol):
         ...
 
     def put(self, table: Table) -> Any:
-        """Put a table into the cluster's store; return what stands for it."""
+        """Put a table into the cluster's store; return its reference."""
         ...
 
     def fetch(self, picks: Sequence[Pick]) -> Table:
@@ -88,7 +88,7 @@ class SessionActorClient(Protocol):
         ...
 
     def forgo(self) -> None:
-        """The keeper has ended: this process need not stay with its cluster."""
+        """Have done with a keeper that has ended: this process need not stay with its cluster."""
         ...
 
 
@@ -127,13 +127,13 @@ class RemoteController:
         closed: Callable[[str], None],
         lost: Callable[[str], None],
     ) -> None:
-        """Take over what the session is, and begin to listen.
+        """Take over the session's state, and begin to listen.
 
         Args:
             shared: the state of the session as this side knows it.
             saved: gives the last save of the run.
-            closed: told why the session cannot be used from here any more.
-            lost: told why nothing is heard of it any more.
+            closed: a function that hears why the session cannot be used from here any more.
+            lost: a function that hears why nothing is heard of it any more.
         """
         assert self._welcome is not None
         self._saved, self._closed, self._forgone = saved, closed, lost
@@ -146,7 +146,7 @@ class RemoteController:
             thread.start()
 
     def belongs_to(self, client: ControllerClient) -> None:
-        """Tell the way to the keeper whose batches those are that come."""
+        """Let the way to the keeper know whose the batches are that come."""
         self._keeper.client = client
 
     @property
@@ -202,7 +202,7 @@ class RemoteController:
         return reply.unpack()
 
     def news(self) -> k.News:
-        """Return what has changed here since it was told last."""
+        """Return what has changed here since the last news."""
         if self._shared is None or not self.turn:
             return k.NO_NEWS
         with self._telling:
@@ -215,7 +215,7 @@ class RemoteController:
     # -- to the keeper
 
     def ask(self, make: Callable[[], Any]) -> Reply:
-        """Ask the keeper what ``make`` returns; an interrupt finds that sent, with all that it tells, or not made.
+        """Ask the keeper what ``make`` returns; an interrupt finds that sent, with all its news, or not made.
 
         Raises:
             SessionClosedError: it has ended; says what is lost.
@@ -233,7 +233,7 @@ class RemoteController:
             raise SessionClosedError(self._lost) from None
 
     def ask_and_hear(self, make: Callable[[], Any]) -> Any:
-        """Ask the keeper, and return when all that it told before it answered has been taken over here."""
+        """Ask the keeper, and return when all events before its answer have been taken over here."""
         reply = self.ask(make)
         with self._advanced:
             self._advanced.wait_for(lambda: self._heard >= reply.heard or self._over.is_set(), CATCH_UP_S)
@@ -284,6 +284,7 @@ class RemoteController:
                 traceback.print_exc()
                 self._over.wait(LISTEN_S)
                 continue
+            # more happened than the keeper remembers: all of the state is taken anew
             if heard.missed:
                 self._take_all()
                 continue
@@ -294,7 +295,7 @@ class RemoteController:
                 self._advanced.notify_all()
 
     def _tell_changes(self) -> None:
-        """Tell what has changed here without a message: a snapshot's name, a seed, a prompts' place."""
+        """Send what has changed here without a message: a snapshot's name, a seed, a prompts' place."""
         while not self._over.wait(QUIET_S):
             if time.monotonic() - self._asked_s < QUIET_S:
                 continue
@@ -304,7 +305,7 @@ class RemoteController:
                     self._keeper.tell(ask)
 
     def _with_changes(self, message: m.Message | q.Query[Any] | None) -> k.Ask:
-        """Return a message with what has changed here, and what is not referred to any more."""
+        """Return a message with the changes here, and the columns that nothing refers to any more."""
         self._asked_s = time.monotonic()
         with self._telling:
             released, self._released = self._released, ()

@@ -148,7 +148,7 @@ async def _reached(url: SplitResult, token: str, version: str) -> tuple[FrameCon
 
 
 def strange(address: str, error: StrangerError) -> str:
-    """Return what is said of somebody else who answers at an address."""
+    """Return the message about somebody else who answers at an address."""
     return (
         f"what answers at {address} {error}. It got nothing that lets it in. Either another program listens there (the server has "
         "ended, or an SSH tunnel leads elsewhere), or this is not the server's token: `python -m hfsdk.serve` says which file that "
@@ -293,7 +293,7 @@ class RemoteSession:
         """Ignore it: a kernel elsewhere is on no cluster."""
 
     def leave(self) -> None:
-        """Have done with the server; what was told it last is sent."""
+        """Have done with the server; requests that are under way are sent."""
         self._over = True
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # it has ended
@@ -338,7 +338,7 @@ class RemoteSession:
             opened.set_exception(error)
 
     async def _run(self, opened: Future[None]) -> None:
-        """Connect, tell that or why not, then listen, and connect again, until this side leaves."""
+        """Connect, report that or why not, then listen, and connect again, until this side leaves."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             await self._connect()
@@ -393,6 +393,7 @@ class RemoteSession:
         hello = {"client": self._id, "version": self._version, "name": self.name, "next": following}
         line.send(msgpack().encode(hello))
         with self._lock:
+            # another server does not know what the one before it was asked
             anew, self._server = bool(self._server) and self._server != server, server
             waiting = sorted(self._waiting.items())
             self._line, self._lost_s, self._said_lost, self._told_stranger = line, math.inf, False, False
@@ -405,7 +406,7 @@ class RemoteSession:
         return line
 
     def _tell_of_stranger(self) -> None:
-        """Tell the user, once until the server is there again."""
+        """Warn the user, once until the server is there again."""
         if not self._told_stranger:
             self._told_stranger = True
             with suppress(UserWarning):  # where warnings are errors

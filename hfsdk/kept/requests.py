@@ -84,7 +84,7 @@ class Hello:
 
 @dataclass(frozen=True, eq=False)
 class Welcome:
-    """The kernel is attached."""
+    """The reply to a kernel that is attached."""
 
     turn: int
     """Number of its turn: what an earlier one sends is refused. 0 of one that only looks."""
@@ -109,7 +109,7 @@ class SessionTaken:
 
 @dataclass(frozen=True, eq=False)
 class News:
-    """The changes in the kernel: taken over in the order of the numbers, whatever comes first."""
+    """The changes in the kernel: taken over in the order of their numbers, however they arrive."""
 
     serial: int = 0
     """The number of these changes, from 1 on; 0 where there are none."""

@@ -28,13 +28,13 @@ LOOK_S = 0.1
 
 
 class RemoteRunControl(RunControl):
-    """A run that goes on elsewhere, as it was told last; what steers it is passed on."""
+    """A run that goes on elsewhere, as its last news say; what steers it is passed on."""
 
     steer: Callable[[str], None]
     bring_last: Callable[[], Any]
 
     def take(self, entries: Mapping[str, Any]) -> None:
-        """Take over what was told of the run."""
+        """Take over news of the run."""
         with self._changed:
             for name in CONTROL:
                 setattr(self, name, entries[name])
@@ -47,7 +47,7 @@ class RemoteRunControl(RunControl):
             self._changed.notify_all()
 
     def take_steps(self, entries: Entries, gone: Sequence[Any]) -> None:
-        """Take over what was told of the run's last steps."""
+        """Take over news of the run's last steps."""
         record = self.record
         for step, (calls, trace_step, samples) in entries.items():
             record.calls[step], record.trace_steps[step], record.samples[step] = calls, trace_step, samples or []
@@ -63,7 +63,7 @@ class RemoteRunControl(RunControl):
             self._changed.notify_all()
 
     def await_change(self, timeout_s: float) -> None:
-        """Wait until something is told."""
+        """Wait for news."""
         with self._changed:
             self._changed.wait(timeout_s)
 
@@ -114,7 +114,7 @@ class RemoteRuns:
         return control if isinstance(control, RemoteRunControl) else None
 
     def take(self, entries: Entries) -> None:
-        """Take over what was told of the run; another number is another run."""
+        """Take over news of the run; another number is another run."""
         new = entries.get("number", self._entries.get("number")) != self._entries.get("number")
         self._entries |= entries
         control = self.control
@@ -128,7 +128,7 @@ class RemoteRuns:
             control.take(self._entries)
 
     def take_steps(self, entries: Entries, gone: Sequence[Any]) -> None:
-        """Take over what was told of the run's last steps."""
+        """Take over news of the run's last steps."""
         if self.control is not None:
             self.control.take_steps(entries, gone)
 
@@ -195,6 +195,7 @@ class RemoteRuns:
                 while control.running:
                     control.await_change(LOOK_S)
                     seen = control.record.rows
+                    # a death took the run back to its last save
                     if len(seen) < done:
                         bar.back_to(len(seen))
                         done = len(seen)
@@ -215,6 +216,7 @@ class RemoteRuns:
             left = control.steps - len(control.record.rows)
             text = f"paused after step {control.record.rows[-1]['step']}, with {left} of {control.steps} steps left"
             warn_user(f"{text}: session.train(..., steps={left}) goes on")
+        # the run was asked to stop, and the cell ends as an interrupted one does
         if interrupts.count > 1:
             raise KeyboardInterrupt
         if control.error is not None:

@@ -55,7 +55,7 @@ IDLE_S = 2.0
 """How long the server uses Ray after the last kernel: the Ray of kept sessions ends with the last of them."""
 
 REMEMBERED_S = 600.0
-"""How long what a kernel has asked is known after its connection was lost; later it is told that this is not known any more."""
+"""The seconds that a kernel's requests are remembered after its connection was lost; later they are refused as unknown."""
 
 TOKEN_CHARS = 16
 """Fewest of a token."""
@@ -128,13 +128,14 @@ class AnsweredRequests:
         Args:
             number: the number of the request.
             answered: all answers below have come to the kernel, and are forgotten.
-            request: it may not be done again where it was asked before all that is known here.
-            start: does it.
+            request: the request, which may not be done again where it was asked before all that is known here.
+            start: the function that carries it out.
         """
         with self._lock:
             for old in [old for old in self._replies if old < answered]:
                 del self._replies[old]
             if number not in self._replies:
+                # an earlier server was sent this request and may have done it
                 if number < self._following and not may_repeat(request):
                     unknown: Future[Reply] = Future()
                     unknown.set_result(Reply(errors=(HfsdkError(ANEW),)))
@@ -180,7 +181,7 @@ class Keepers:
             return keeper
 
     def leave(self, name: str) -> None:
-        """A kernel has gone."""
+        """Note that a kernel has gone."""
         with self._lock:
             self._users[name] -= 1
             self._idle_s = time.monotonic()
@@ -199,7 +200,7 @@ class Server:
 
     Args:
         options: the place and the manner of serving.
-        tell: told in a line of those who were refused.
+        tell: a function that gets a line about those who were refused.
 
     Attributes:
         port: the port on which it listens.
@@ -265,6 +266,7 @@ class Server:
         """Have a kernel or a browser prove itself."""
         tls = await arrival.speaks_tls()
         line = await arrival.take_line(self._context if tls else None)
+        # TLS has agreed on a protocol by now, so a kernel is known from a browser before either has said a word
         if line.protocol == PROTOCOL:
             await prove_to_kernel(line, self._options.token, self._certificate)
             return self._talk(line)
@@ -359,7 +361,7 @@ class Server:
             answers.left_s = time.monotonic()
 
     def _forget(self) -> None:
-        """Forget what kernels have asked that were not there for long."""
+        """Forget the requests of kernels that were not there for long."""
         with self._lock:
             for kernel, answers in list(self._kernels.items()):
                 if not answers.users and time.monotonic() - answers.left_s > REMEMBERED_S:
@@ -414,7 +416,7 @@ def _reply(keeper: Any, request: k.Request) -> Reply:
 REFRESH_S = 3
 
 UNSEEN_S = 30.0
-"""How long the server looks at a session after its page was asked for last."""
+"""The seconds that the server goes on looking at a session after the last request for its page."""
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1rem auto; max-width: 1100px; padding: 0 .8rem }
@@ -479,7 +481,7 @@ class Pages:
             session.detach()
 
     def rest(self) -> None:
-        """Leave sessions that have ended, or whose page nobody has asked for lately."""
+        """Leave sessions that have ended, or whose page nobody has opened lately."""
         with self._lock:
             for name, session in list(self._looking.items()):
                 if session.status == "closed" or time.monotonic() - self._asked_s.get(name, 0.0) > UNSEEN_S:
@@ -494,7 +496,7 @@ class Pages:
 
 
 def _last_step(session: Session) -> Trace:
-    """Return the trace of the run's last whole step, while it is kept; without one what there is of the current step."""
+    """Return the trace of the run's last whole step, while it is kept; without one the current step's so far."""
     ended = list(session.run.view()["trace_steps"].values()) if session.run is not None else []
     trace: Trace = session.trace.snapshot()
     if ended:

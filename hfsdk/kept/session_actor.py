@@ -57,13 +57,13 @@ TICK_S = 0.1
 """How often the keeper looks at its runs, and at who is there."""
 
 ANSWERED_S = 1.0
-"""How long the process stays after the end of its session: whoever asked for that is answered."""
+"""The seconds that the process stays after the end of its session, to answer the request that ended it."""
 
 ORDER_S = 5.0
-"""How long what a kernel tells waits for what it told before."""
+"""The seconds that news of a kernel wait for the news before them."""
 
 SILENT_S = 5.0
-"""A kernel on another machine that was not heard of for so long is taken for dead."""
+"""The seconds of silence after which a kernel on another machine is taken for dead."""
 
 LOOKING = (q.Query, m.Wait, m.Locate, m.Logs)
 """Messages that change nothing."""
@@ -73,7 +73,7 @@ KERNEL, HOME = "kernel", "home"
 
 
 class SessionActor:
-    """The part of a kept session that outlives kernels; asked from many threads at once."""
+    """The part of a kept session that outlives kernels; many threads call it at once."""
 
     def __init__(self, options: k.KeepOptions) -> None:
         self._options, self._started_s = options, time.time()
@@ -106,7 +106,7 @@ class SessionActor:
         threading.Thread(target=self._tick, name="hfsdk-keeper", daemon=True).start()
 
     def answer(self, request: k.Request) -> Reply:
-        """Answer one request, whatever it ends with."""
+        """Answer one request, with a value or an error."""
         return Reply.of(lambda: self._handlers[type(request)](request), lambda: self._events.last)
 
     # -- who has the session
@@ -120,6 +120,7 @@ class SessionActor:
             other = self._kernel
             if other is not None and other != hello.kernel and not hello.take_over:
                 seen, heard_s = other.lives(), time.monotonic() - self._heard_s
+                # on another machine a kernel cannot be looked for (None): then it counts as there while it speaks
                 if seen or (seen is None and heard_s < SILENT_S):
                     return k.SessionTaken(other, heard_s, bool(seen))
             self._turn += 1
@@ -204,7 +205,7 @@ class SessionActor:
         return Reply(reply, besides=self._outcomes(ended), heard=self._events.last) if ended else reply
 
     def _outcomes(self, call_ids: Sequence[int]) -> dict[int, k.Outcome]:
-        """Return what came of calls that are done: whoever has waited for them asks next."""
+        """Return the outcomes of calls that are done: a kernel that has waited for them asks next."""
         outcomes = {}
         for call_id in call_ids:
             if self._controller.send(q.StateOf(call_id)) == "done":
@@ -240,10 +241,11 @@ class SessionActor:
     # -- what is shared
 
     def _take(self, news: k.News, turn: int) -> None:
-        """Take over what a kernel tells, in its order, and tell those who look."""
+        """Take over a kernel's news, in their order, and pass them on to those who look."""
         if not news.serial:
             return
         with self._in_order:
+            # requests are answered on several threads, so news 5 may be here before news 4
             self._in_order.wait_for(lambda: self._serial >= news.serial - 1 or turn != self._turn, ORDER_S)
             if turn != self._turn:
                 return
@@ -256,7 +258,7 @@ class SessionActor:
             self._in_order.notify_all()
 
     def flush(self) -> None:
-        """Tell what the run here has changed."""
+        """Send what the run here has changed."""
         home = self._home
         if home is None:
             return
@@ -351,7 +353,7 @@ class SessionActor:
         self._ended_s = time.monotonic()
 
     def _tick(self) -> None:
-        """Tell what runs change; end a session that nobody has looked after for too long, and the process of one that is closed."""
+        """Send what runs change; end a session that nobody has looked after for too long, and the process of one that is closed."""
         looked_s = 0.0
         while True:
             time.sleep(TICK_S)
@@ -390,8 +392,8 @@ class SessionActor:
         return Parts.of(context)
 
     @property
-    def told(self) -> tuple[SectionChange, ...]:
-        """All that was told."""
+    def all_changes(self) -> tuple[SectionChange, ...]:
+        """All changes of the sections since the beginning."""
         return self._notebook.whole()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -400,7 +402,7 @@ class SessionActor:
 
 
 class HomeSender:
-    """How the run here reaches the controller: what it has changed before is told first."""
+    """The way of the run here to the controller: what it has changed before is sent first."""
 
     def __init__(self, keeper: SessionActor) -> None:
         self._keeper = keeper
@@ -429,7 +431,7 @@ class BackgroundSession:
 
         rows = (history_rows(parts), run_rows(control))
         self.shared = SharedState(parts, (*SECTIONS, *RUN_SECTIONS), SECTIONS, rows, frozenset(rows_of.name for rows_of in rows))
-        self.shared.take(keeper.told)
+        self.shared.take(keeper.all_changes)
 
     @property
     def goes_on(self) -> bool:
@@ -438,7 +440,7 @@ class BackgroundSession:
         return run is not None and run.running and not run.paused
 
     def adopt_streams(self, config: TrainConfig) -> None:
-        """Know the streams that a run takes from, so that their places are told."""
+        """Adopt the streams that a run takes from, so that their places are shared."""
         for stream in streams_of(config.algorithm, config.prompts):
             self.parts.places.adopt(stream)
 
@@ -455,7 +457,7 @@ def make_keeper(options: k.KeepOptions) -> SessionActor:
 
 
 KEPT_EVENTS = 4096
-"""Events that are kept for a kernel that was away for a moment; one that missed more is told everything anew."""
+"""The number of events that are kept for a kernel that was away for a moment; one that missed more gets everything anew."""
 
 GATHER_S = 0.05
 """How long an event waits for others, to travel with them."""
@@ -479,7 +481,7 @@ class EventLog:
             self._added.notify_all()
 
     def after(self, since: int, timeout_s: float, by: object, over: Callable[[], bool]) -> Heard:
-        """Return what came after an event, but for what ``by`` told; wait for some, until it is over for whoever listens."""
+        """Return the events after one, but for those ``by`` this kernel; wait for some, until the listener is over."""
         deadline = time.monotonic() + timeout_s
         with self._added:
             self._added.wait_for(lambda: self._is_news(since, by) or over(), timeout_s)
@@ -491,7 +493,7 @@ class EventLog:
             return Heard(tuple(events), self.last, missed=first > since + 1 and self.last > since)
 
     def _is_news(self, since: int, by: object) -> bool:
-        """Whether something came that whoever listens has not told himself."""
+        """Whether an event has come that is not the listener's own."""
         if self.last <= since:
             return False
         return any(number > since and event.get("by", NOBODY) != by for number, event in reversed(self._events))

@@ -1,7 +1,7 @@
-"""``SharedState``: what two processes know alike of a kept session, the user's kernel and the session's keeper.
+"""``SharedState``: the state of a kept session that the user's kernel and the session's keeper both have.
 
-Either side looks, before every message and a few times a second, at what of its own parts has changed since it last looked, and
-tells the other one; what it is told it takes over, and does not tell again::
+Either side looks, before every message and a few times a second, for changes of its own parts since it last looked, and sends
+them; changes of the other side it takes over, and does not send back::
 
     kernel                                        keeper
     critic.update(...): a counter goes up
@@ -210,7 +210,7 @@ def _run(parts: Parts) -> Entries:
 
 
 _last_errors: list[tuple[Exception, tuple[Exception, ...]]] = []
-"""The error that was told last, as it travels: the same object as long as it is the same error."""
+"""The last error, as it travels: the same object as long as it is the same error."""
 
 
 def _errors(error: Exception | None) -> tuple[Exception, ...]:
@@ -232,7 +232,7 @@ def _run_steps(parts: Parts) -> Entries:
 def run_sections(
     take: Callable[[Entries], None], take_steps: Callable[[Entries, Sequence[Any]], None]
 ) -> tuple[SharedSection, SharedSection]:
-    """Return the sections of a run, as whoever looks at one that goes on elsewhere takes them."""
+    """Return the sections of a run, as a kernel takes them of one that goes on elsewhere."""
     return (
         SharedSection("run", _run, lambda parts, entries, gone: take(entries)),
         SharedSection("run_steps", _run_steps, lambda parts, entries, gone: take_steps(entries, gone)),
@@ -267,10 +267,10 @@ class SharedRows:
     get: Callable[[], Rows | None]
     put: Callable[[Rows], None]
     _sent: tuple[Rows | None, int, Row] = (None, 0, {})
-    """The list as it was told last: itself, its length and its last row."""
+    """The list as it was sent last: itself, its length and its last row."""
 
     def news(self) -> SectionChange | None:
-        """Return what came since; a note without a first row replaces all."""
+        """Return the rows since the last time; a change without a first row replaces all."""
         rows = self.get()
         if rows is None:
             return None
@@ -279,6 +279,7 @@ class SharedRows:
         tail = rows[now - 1] if now else {}
         if rows_before is rows and count == now and tail == last:
             return None
+        # the last row may have been amended, so it is sent again
         grown = rows_before is rows and now >= count > 0
         first = count - 1 if grown else 0
         self._sent = (rows, now, tail)
@@ -286,7 +287,7 @@ class SharedRows:
         return SectionChange(self.name, entries, () if grown else ("all",))
 
     def take(self, note: SectionChange) -> None:
-        """Take over what was told."""
+        """Take over rows."""
         rows = self.get()
         if rows is None or note.gone:
             self.put(Rows())
@@ -306,21 +307,21 @@ class SharedState:
     """One side of the state that kernel and session actor share; may be used from any thread."""
 
     parts: Parts
-    told: Sequence[SharedSection]
+    sent: Sequence[SharedSection]
     """The sections that this side sends."""
-    taken: Sequence[SharedSection]
+    received: Sequence[SharedSection]
     """The sections that it takes."""
     rows: Sequence[SharedRows]
     """The tables of which this side sends those it may change, and takes all."""
-    telling_rows: frozenset[str]
+    sent_rows: frozenset[str]
     _entries: dict[str, dict[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def news(self) -> tuple[SectionChange, ...]:
-        """Return what has changed here since the last time, but for what was taken over."""
+        """Return the changes here since the last time, but for those that were taken over."""
         notes = []
         with self._lock:
-            for section in self.told:
+            for section in self.sent:
                 entries = self._entries.setdefault(section.name, {})
                 now = section.collect(self.parts)
                 changed = {key: value for key, value in now.items() if key not in entries or not _same(entries[key], value)}
@@ -331,14 +332,14 @@ class SharedState:
                         del entries[key]
                     notes.append(SectionChange(section.name, changed, gone))
             for rows in self.rows:
-                note = rows.news() if rows.name in self.telling_rows else None
+                note = rows.news() if rows.name in self.sent_rows else None
                 if note is not None:
                     notes.append(note)
         return tuple(notes)
 
     def take(self, notes: Sequence[SectionChange]) -> None:
-        """Take over what the other side tells."""
-        by_name = {section.name: section for section in self.taken}
+        """Take over the other side's changes."""
+        by_name = {section.name: section for section in self.received}
         rows = {table.name: table for table in self.rows}
         with self._lock:
             for note in notes:
@@ -349,7 +350,8 @@ class SharedState:
                 if section is None:
                     continue
                 section.take(self.parts, note.entries, note.gone)
-                if section in self.told:
+                # what the other side has sent must not go back to it as a change of this side's
+                if section in self.sent:
                     entries, now = self._entries.setdefault(section.name, {}), section.collect(self.parts)
                     entries.update({key: now[key] for key in note.entries if key in now})
                     for key in note.gone:
@@ -357,7 +359,7 @@ class SharedState:
 
 
 class Notebook:
-    """All that was ever told, as whoever comes next needs it: the keeper's copy."""
+    """All changes so far, for the kernel that comes next: the keeper's copy."""
 
     def __init__(self) -> None:
         self._sections: dict[str, dict[Any, Any]] = {}
@@ -366,7 +368,7 @@ class Notebook:
         self._lock = threading.Lock()
 
     def take(self, notes: Sequence[SectionChange]) -> None:
-        """Take over what was told."""
+        """Take over changes."""
         with self._lock:
             for note in notes:
                 if note.section in ROWS:

@@ -1,4 +1,4 @@
-"""How a kernel outside the cluster and the server on its head node talk: TLS, a proof each way, then numbered requests and answers.
+"""The talk of a kernel outside the cluster with its server: TLS, a proof each way, then numbered requests and answers.
 
 Both know the server's token, and neither ever sends it. The server's certificate is its own, made at its start; that it is the
 right one is proven by the token, so that no authority and no first use is trusted::
@@ -61,7 +61,7 @@ MOST_BYTES = 2**30
 """Most of a frame."""
 
 BEAT_S, SILENCE_S = 10.0, 30.0
-"""How often either side says that it is there, and how long it may say nothing before it is taken for gone."""
+"""The seconds between two signs of life of either side, and those of silence after which it is taken for gone."""
 
 CLOSE_S = 2.0
 """How long the end of a connection may take: what was written last is sent."""
@@ -77,10 +77,10 @@ ANEW = (
 )
 
 AGAIN = (k.Listen, k.About, k.Everything, k.LastStep, k.Leave)
-"""Requests that may be asked again of a server that does not remember them; and questions."""
+"""Requests that may be repeated to a server that does not remember them; and questions."""
 
 WITH_NEWS = (k.Ask, k.Train, k.DeclareRemotely, k.SaveOrLoad)
-"""Requests that tell what has changed in the kernel."""
+"""Requests that carry what has changed in the kernel."""
 
 
 class StrangerError(ConnectionError):
@@ -172,7 +172,7 @@ class FrameConnection:
         self._writer.transport.abort()
 
     async def head(self) -> bytes:
-        """Return what comes up to an empty line, as much as the reader may hold.
+        """Return the bytes up to an empty line, as many as the reader may hold.
 
         Raises:
             EOFError: it ended before.
@@ -185,13 +185,13 @@ class FrameConnection:
 
 
 def proof(token: str, role: Literal["server", "kernel"], nonces: bytes, certificate: bytes) -> bytes:
-    """Return what only somebody with the token can say: all fields have fixed sizes.
+    """Return a proof that only the owner of the token can make: all fields have fixed sizes.
 
     Args:
         token: the server's.
         role: the side whose proof it is.
         nonces: the kernel's and the server's.
-        certificate: its fingerprint.
+        certificate: the certificate's fingerprint.
     """
     return hmac.digest(token.encode(), role.encode() + nonces + certificate, "sha256")
 
@@ -245,7 +245,7 @@ def msgpack() -> Any:
 
 
 def too_large(what: str, size: int, most: int) -> OptionError:
-    """Return what is said of a message that is too large."""
+    """Return the message about a frame that is too large."""
     return OptionError(f"{what} of {size:,} bytes is larger than a connection takes at once ({most:,}): take it in parts")
 
 
@@ -274,7 +274,7 @@ def may_repeat(request: Any) -> bool:
 
 
 def answer_bytes(number: int, reply: Reply) -> bytes:
-    """Return an answer as it is sent; what cannot be said in plain data, or is too large, is an error."""
+    """Return an answer as it is sent; one that has no plain data, or is too large, is an error."""
     try:
         said = {"value": to_plain(reply.value), "errors": to_plain(list(reply.errors)), "besides": to_plain(reply.besides)}
     except Exception as error:

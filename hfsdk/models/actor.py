@@ -191,7 +191,7 @@ class ActorModel(TrainedHandle):
         These are the ratio's denominator (HybridFlow, table 4: compute_log_prob).
 
         Args:
-            batch: has prompt and response.
+            batch: rows with prompt and response.
             entropy: also write ``entropy``, of the distribution each token was drawn from, in nats.
 
         Raises:
@@ -213,7 +213,7 @@ class ActorModel(TrainedHandle):
         next :meth:`generate` moves them anew.
 
         Args:
-            batch: has prompt, response, rollout_log_probs, and as :meth:`generate` writes them temperature and policy_version.
+            batch: rows with prompt, response, rollout_log_probs, and temperature and policy_version as :meth:`generate` writes.
 
         Returns:
             A verdict, a row per experiment, and of every token what each cause has of its gap. A notebook draws it; ``to_pandas()``
@@ -379,7 +379,7 @@ class ActorModel(TrainedHandle):
 
 
 def _tuple(name: str, value: object) -> tuple[Any, ...]:
-    """Return one text or several things as a tuple; what they are is checked with the other options."""
+    """Return one text or several things as a tuple; their types are checked with the other options."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (Sequence, np.ndarray)):

@@ -20,7 +20,7 @@ class CriticModel(TrainedHandle):
         """Write ``values``: the critic's estimate before each response token, in score units (HybridFlow, table 4).
 
         Args:
-            batch: has prompt and response.
+            batch: rows with prompt and response.
 
         Raises:
             ColumnError: the batch lacks a column.

@@ -1,4 +1,4 @@
-"""``actor.explain_gap``: runs the experiments in an order in which none spoils the next, and says what they come to.
+"""``actor.explain_gap``: runs the experiments in an order in which none spoils the next, and names the causes.
 
 The weights that the rollout has are looked at before anything else: a pass of the trainer may take them back, where both engines
 have one copy, and so does whatever moves them anew. See :mod:`hfsdk.core.gap` for the three parts of a gap.
@@ -110,7 +110,7 @@ class _Explanation:
             self._then(as_is, by_rollout, trainer, then, at[0])
 
     def _looked_at(self, cached: bool) -> None:
-        """Note what was changed to measure the three parts, whatever they come to."""
+        """Note the experiment behind each of the three parts, whether or not it explains anything."""
         for cause, changed in {
             "version": ANEW,
             "weights": ANEW,
@@ -130,6 +130,7 @@ class _Explanation:
         now, versions = self._actor.version, self._passes.versions
         if as_is.num_updates < now:
             claimed = as_is.num_updates if versions is None else int(versions.max())
+            # the batch's versions say what the engine was thought to have; the engine says what it has
             if claimed <= as_is.num_updates:
                 detail = f"generated after {_updates(as_is.num_updates)}; the trainer has taken {now}"
                 return self._name("version", ANEW, moved, detail)
@@ -152,6 +153,7 @@ class _Explanation:
         exact = self._oracle("fp32")
         if exact is None:
             return self._name("layer", BESIDE, own, "with the same weights; transformers does not fit into the host's memory")
+        # transformers in fp32 judges: the engine that is farther from it is the one to look into
         off = {"trainer": np.nanmean(np.abs(trainer - exact)), "rollout": np.nanmean(np.abs(rollout - exact))}
         side, other = ("trainer", "rollout") if off["trainer"] > off["rollout"] else ("rollout", "trainer")
         if self._dtype == "fp32" and self._like_bf16(side) and _alike(float(off[side]), self._noise()):
@@ -169,6 +171,7 @@ class _Explanation:
                 np.array([passes.of_row(flat, row)[token] for row, token in as_is.cached]) for flat in (by_rollout, passes.recorded)
             )
             far, near = np.median(np.abs(scored - recorded)), np.median(np.abs(cached - recorded))
+            # scored behind the cache the engine repeats the record, scored anew it does not
             if far > NEARER * near and far > GAP_TOLERANCE[self._dtype]["mean"] / NEARER:
                 detail = f"behind the prefix cache {near:.1g} nats a token from the record, {far:.1g} without it"
                 return self._name("cache", UNREAD, then, detail)
@@ -233,7 +236,7 @@ class _Explanation:
         return next((states.log_probs for states in self._insides if states.engine == dtype), None)
 
     def _noise(self) -> float:
-        """Return what rounding in bf16 makes of that row: nats a token; NaN where nobody knows."""
+        """Return the effect of rounding in bf16 on that row: nats a token; NaN where nobody knows."""
         rounded, exact = self._oracle("bf16"), self._oracle("fp32")
         return float("nan") if rounded is None or exact is None else size(rounded - exact)[0]
 
@@ -276,7 +279,7 @@ class _Explanation:
         return text
 
     def _damaged(self, as_is: Scored, by_rollout: Array) -> Gap:
-        """Return what is known where the trainer cannot take its weights back, as the rollout has changed them."""
+        """Return the known facts where the trainer cannot take its weights back, as the rollout has changed them."""
         gap = by_rollout - self._passes.recorded
         detail = f"changed after they had arrived: {_list(as_is.wrong)}; the trainer cannot have them back"
         self._name("weights", "", np.zeros_like(gap), detail)
@@ -321,14 +324,11 @@ def _codec(actor: TrainedHandle) -> TextCodec | None:
 
 
 # -- changes of the trainer's pass that may make the recorded log-probabilities: temperature, top-k, top-p, the prompt, by trying
-#
-# All of it is about the part of the gap that the engines of today do not have: the rollout's log-probabilities now less the
-# recorded ones. A change moves the trainer's; it explains that part as far as it moves it to zero.
 
 FOCUS_ROWS = 8
 """Rows that the experiments look at: those with the largest gap."""
 KNOWN, FOUND = 0.5, 0.8
-"""Share of the gap that has to go for a change to be a cause: one that the origin tells, one that was searched for."""
+"""Share of the gap that has to go for a change to be a cause: one that the origin names, one that was searched for."""
 TEMPERATURES = (0.1, 4.0)
 MOST_HALVINGS = 14
 """The number of halvings of the range in which top-p is searched for."""
@@ -343,9 +343,12 @@ ONE_SIDED = 0.98
 class Fits:
     """Tries changes one after the other, and keeps those that explain the gap.
 
+    All of it is about the part of the gap that the engines of today do not have: the rollout's log-probabilities now less the
+    recorded ones. A change moves the trainer's; it explains that part as far as it moves it to zero.
+
     Args:
         passes: the engines.
-        trainer: its log-probabilities of the batch as it is, flat.
+        trainer: the trainer's log-probabilities of the batch as it is, flat.
         then: the part of the gap to be explained, flat.
         origin: how the recorded ones were made, where it is known.
         dtype: the trainer's dtype.
@@ -389,7 +392,7 @@ class Fits:
         return first | last | sampling if self._prompts_given is not None else first | sampling | last
 
     def _left(self, setting: Setting) -> Array:
-        """Return what a setting leaves, on the rows in focus."""
+        """Return the rest of the gap under a setting, on the rows in focus."""
         trainer, then = self._near
         return np.asarray(np.clip(then + self._passes.trainer(setting, self._focus) - trainer, -20, 20))
 
@@ -461,6 +464,7 @@ class Fits:
             yield True, replace(self.setting, top_p=top_p), said[0].format(top_p), said[1].format(top_p)
         elif self._origin is None and self._one_sided():
             low, high = 0.0, 1.0
+            # the smaller top_p, the likelier the tokens that are left: the sign says on which side the recorded one is
             for _ in range(MOST_HALVINGS):
                 middle = (low + high) / 2
                 more = self._more_than(replace(self.setting, top_p=middle))
@@ -557,7 +561,7 @@ def _in_template(codec: TextCodec, text: str) -> list[int]:
 
 
 def _out_of_template(codec: TextCodec, text: str) -> str:
-    """Return what the user's turn says, if a text is one in the chat template; else the text."""
+    """Return the user's turn of a text in the chat template; of another text, the text."""
     before, _, after = codec.decode(_in_template(codec, TURN)).partition(TURN)
     return text.removeprefix(before).removesuffix(after) if text.startswith(before) and text.endswith(after) else text
 
@@ -604,7 +608,7 @@ class GapPasses:
 
     Args:
         actor: the actor whose engines are compared.
-        batch: has prompt, response, rollout_log_probs.
+        batch: rows with prompt, response, rollout_log_probs.
 
     Attributes:
         prompts, responses: token ids.
@@ -674,7 +678,7 @@ class GapPasses:
         return np.asarray(scored.table(LOG_PROBS).ragged(LOG_PROBS).flat, dtype=np.float64)
 
     def of_version(self, num_updates: int, setting: Setting) -> Array | None:
-        """Return what :meth:`trainer` does with the weights after so many updates; ``None`` where no snapshot has them.
+        """Return :meth:`trainer` with the weights after so many updates; ``None`` where no snapshot has them.
 
         The ranks hold those weights within each pass alone: whatever ends it, the role's state is at every other moment its own.
         Nothing is done where the hosts have no room for a copy of the weights of now.
@@ -695,7 +699,7 @@ class GapPasses:
         inside: tuple[int, int] | None = None,
         through_cache: Sequence[tuple[int, int]] = (),
     ) -> tuple[Scored, Array]:
-        """Return what the generating engine says of these rows, and its log-probabilities, flat.
+        """Return the generating engine's answer about these rows, and its log-probabilities, flat.
 
         Args:
             fresh: whether it takes the trainer's weights first, or has those that it has.
@@ -716,7 +720,7 @@ class GapPasses:
         return self._merged(self._actor._result(lease), rows), np.asarray(flat, dtype=np.float64)
 
     def _merged(self, ranks: Sequence[Scored], rows: Array) -> Scored:
-        """Return what all ranks say together; rows are those of the batch."""
+        """Return the answers of all ranks as one; rows are those of the batch."""
         cached = {(int(rows[row]), token): value for rank in ranks for (row, token), value in rank.cached.items()}
         return Scored(
             all(rank.there for rank in ranks), min(rank.num_updates for rank in ranks),

@@ -1,4 +1,4 @@
-"""``ModelHandle``: what all handles share. A handle is a role of the session: a model spread over a pool, or a function."""
+"""``ModelHandle``: the base of all handles. A handle is a role of the session: a model spread over a pool, or a function."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Host(Protocol):
         ...
 
     def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
+        """Give the user a notice that is no failure."""
         ...
 
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
@@ -191,8 +191,8 @@ class ModelHandle(AttributeHints):
         """Run the user's own primitive (see :func:`hfsdk.primitive`) SPMD on the role's ranks and add what it writes.
 
         Args:
-            primitive: made by ``@hf.primitive(reads=..., writes=..., protocol=...)``.
-            batch: has the columns it reads.
+            primitive: a primitive made by ``@hf.primitive(reads=..., writes=..., protocol=...)``.
+            batch: rows with the columns it reads.
             options: handed to the primitive's function as keyword arguments.
 
         Raises:
@@ -305,7 +305,7 @@ class TrainedHandle(ModelHandle):
         and any micro-batch size gives the same gradient. (HybridFlow, table 4: update_actor, update_critic.)
 
         Args:
-            batch: has prompt, response and what the loss reads.
+            batch: rows with prompt, response and what the loss reads.
             loss: e.g. ``ppo.PolicyLoss(clip=0.2)``, or a function of a cell; it travels by value.
             epochs: passes over the batch, at least 1.
             mini_batches: optimizer steps per pass, at most one per sample.
@@ -482,7 +482,7 @@ class CallClient(Client, Protocol):
         ...
 
     def submit(self, message: Submit, *, waits: bool = False) -> Lease:
-        """Start a call; ``waits``: whoever starts it waits for it next."""
+        """Start a call; ``waits``: the caller waits for it next."""
         ...
 
     def need_tokenizer(self) -> TextCodec:

@@ -25,7 +25,7 @@ class Moments:
     """Mean and standard deviation (unbiased) of a column with one number per scored sample; runs where the column is."""
 
     def __init__(self, column: str) -> None:
-        """Say of which column."""
+        """Name the column."""
         self.column = column
 
     def __call__(self, table: Table) -> tuple[float, float]:

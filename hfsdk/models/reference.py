@@ -23,7 +23,7 @@ class ReferenceModel(ModelHandle):
         (HybridFlow, table 4: compute_ref_log_prob.)
 
         Args:
-            batch: has prompt and response.
+            batch: rows with prompt and response.
 
         Raises:
             ColumnError: the batch lacks a column.

@@ -53,17 +53,17 @@ class _Scorer(TrainedHandle):
             return self._forward(
                 batch, self._scoring, Scoring(column=self._writes, normalisation=self.normalisation), [self._writes]
             )
-        arguments, inputs = self._asked_of_function(batch, self._scoring, role.timeout_s, role.function)
+        arguments, inputs = self._function_arguments(batch, self._scoring, role.timeout_s, role.function)
         skipped = [arguments.failures_column] * (role.failures == "skip")
         method = replace(self._scoring, protocol=None, writes=(self._writes, *[per_token] * role.per_token, *skipped))
         whole_s = None if role.workers else role.timeout_s  # its workers watch each sample's
         lease = self._submit(method, arguments, inputs, len(batch), timeout_s=whole_s)
         return with_written(batch, lease, method.writes)
 
-    def _asked_of_function(
+    def _function_arguments(
         self, batch: Batch, method: Method, timeout_s: float, function: Shipped
     ) -> tuple[Scoring, dict[str, ColumnRef]]:
-        """Return what a call of a function is given, and the columns that it reads."""
+        """Return the arguments of a call of a function, and the columns that it reads."""
         role = self._role
         arguments = Scoring(
             column=self._writes, function=function, tokenizer=self._client.tokenizer_folder, per_token=role.per_token,
@@ -149,7 +149,7 @@ class _Scorer(TrainedHandle):
         return self._outcomes_of_function(batch, role.function, timeout_s)
 
     def _outcomes_of(self, other: Any, batch: Batch, timeout_s: float | None) -> tuple[str, list[SampleOutcome]]:
-        """Return the name of what this reward is held against, and what it gives."""
+        """Return the name of the reward that this one is compared with, and its outcomes."""
         if isinstance(other, _Scorer):
             return other.name, other._outcomes(batch, timeout_s)
         check_reward_function(other, self.kind)
@@ -161,7 +161,7 @@ class _Scorer(TrainedHandle):
     ) -> list[SampleOutcome]:
         """Run each sample through this reward's function, or another in its place."""
         self._host.ready(self)
-        arguments, inputs = self._asked_of_function(batch, PROBE, timeout_s or self._role.timeout_s, function)
+        arguments, inputs = self._function_arguments(batch, PROBE, timeout_s or self._role.timeout_s, function)
         message = Submit.of("session", PROBE, replace(arguments, **instead), inputs, len(batch))
         return list(self._result(self._client.submit(message, waits=True)))
 
@@ -251,7 +251,7 @@ class _Scorer(TrainedHandle):
 
 @lru_cache(maxsize=64)
 def _lacking(function: Shipped, columns: Sequence[str]) -> str:
-    """Say what a function needs that is not among the columns; ``""`` where nothing lacks."""
+    """Name the columns that a function needs and that are not there; ``""`` where all are."""
     return check_columns(function.load(), function.name, columns)
 
 
@@ -274,7 +274,7 @@ class RewardModel(_Scorer):
         """Write ``scores``: one number per response (HybridFlow, table 4: compute_reward).
 
         Args:
-            batch: has prompt and response.
+            batch: rows with prompt and response.
 
         Token scores that another reward has written are left out of the batch.
 
@@ -453,7 +453,7 @@ def samples_of(
 
 
 def scored_by_model(score: float) -> SampleOutcome:
-    """Return what a model's score is as an outcome; of another than a finite one, a failure."""
+    """Return the outcome of a model's score; a score that is not finite is a failure."""
     if math.isfinite(score):
         return SampleOutcome(score=score)
     return SampleOutcome(failure="is no score", message=f"the model's score is {score}")

@@ -1,4 +1,4 @@
-"""``train(keep_best=...)``: of all a run went through, the checkpoint with the best score on held-out prompts is kept.
+"""``train(keep_best=...)``: the checkpoint of a run with the best score on held-out prompts is kept.
 
 ::
 
@@ -72,7 +72,7 @@ class KeepBest:
 def best_tracker(
     host: TrainHost, keep_best: KeepBest | PromptStream | None, algorithm: Any, folder: str | Path | None, resume: str | Path | None
 ) -> BestCheckpointTracker | None:
-    """Return what keeps the best checkpoint of a run, if that was asked for.
+    """Return the tracker of a run's best checkpoint; ``None`` for a run that keeps none.
 
     Raises:
         OptionError: it is neither a stream nor a `KeepBest`, there is no folder, or the session is simulated.
@@ -123,7 +123,7 @@ class BestCheckpointTracker:
         Raises:
             CallError: the reward has no finite score for some of the responses.
         """
-        self.best = self._known()
+        self.best = self._saved_best()
         if self.best is None:
             score = self._score()
             if not math.isfinite(score):
@@ -173,7 +173,7 @@ class BestCheckpointTracker:
         for name, value in ((SCORE, best.score), (STEP, best.step), (START, best.start), (MEASURE, self._measure())):
             self._host.context.counters.set(name, value)
 
-    def _known(self) -> BestCheckpoint | None:
+    def _saved_best(self) -> BestCheckpoint | None:
         """Return the best that is in the folder, if it is of the run that goes on and was measured as this one."""
         counters = self._host.context.counters.all()
         try:
@@ -181,6 +181,7 @@ class BestCheckpointTracker:
             saved = index.read(index.saves[-1]).session["counters"]
         except CheckpointError:
             return None
+        # a session whose counters are those of the saved best has loaded it, or made it
         same = self._resumed or all(counters.get(name) == saved.get(name) for name in (SCORE, STEP, START))
         if SCORE not in saved:
             return None
@@ -193,7 +194,7 @@ class BestCheckpointTracker:
         return None
 
     def _measure(self) -> float:
-        """Return a number that tells how it is measured; a function by its text, which another kernel pickles otherwise."""
+        """Return a number that identifies the measurement; a function by its text, which another kernel pickles otherwise."""
         wanted, role = self._wanted, self._host.deployment.models.reward.role
         reward = (role.function.name, role.function.source) if role.function else (role.folder, role.model)
         what = repr((wanted.prompts._fingerprint, wanted.num_prompts, self._tokens, self._temperature, reward))

@@ -63,7 +63,7 @@ def compare(
     earlier = None if baseline is None or save_baseline else read_baseline(baseline, steps, options)
     if baseline is not None and host.context.simulated:
         raise OptionError("a simulated session has no scores to judge by a baseline; leave baseline out")
-    stream = host.sources.stream_of(prompts, pairs=any(isinstance(each, DPO) for each in named.values()))
+    stream = host.sources.stream_of(prompts, pairs=any(isinstance(variant, DPO) for variant in named.values()))
     shown = wants_progress() if progress is None else progress
     comparison = _Comparison(host, named, stream, steps, seeds, resume)
     comparison.run(snapshot, shown)
@@ -109,7 +109,7 @@ class _Comparison:
         """
         host, before, here = self.host, self.host.runs.run, None
         requested = None if snapshot is None else host.snapshots.find(snapshot)
-        # outside of the runs, which hear interrupts themselves: back to where it was, whatever comes
+        # for interrupts outside of the runs, which hear theirs themselves: the session goes back in any case
         with uninterrupted() as interrupts:
             try:
                 here = host.snapshots.snapshot("compare")
@@ -151,7 +151,7 @@ class _Comparison:
                 self._add(name, seed, compared_run.rows, compared_run.branch)
 
     def _point(self, start: Snapshot) -> Hashable:
-        """Return what tells the start from others: the branch, what was trained by hand, roles, counters, the prompts' place."""
+        """Return the identity of the start: the branch, what was trained by hand, roles, counters, the prompts' place."""
         host = self.host
         by_hand = [c.call_id for c in host.client.send(q.Changes()) if c.branch == start.branch and c.call_id <= start.order]
         roles = [(repr(opened(role)), role.function.version if role.function else "") for role in start.roles]
@@ -193,7 +193,7 @@ class _Comparison:
 
 
 def _row(name: str, seed: int, row: Mapping[str, Any]) -> Row:
-    """Return a step's row under an experiment's names; what is not known is ``None``."""
+    """Return a step's row under an experiment's names; unknown numbers are ``None``."""
     tokens = round(row["tokens_per_s"] * row["seconds"]) if "tokens_per_s" in row else None
     columns = {new: row.get(old) for old, new in NAMES.items()}
     others = {key: value for key, value in row.items() if key not in NAMES and key not in ("step", "seconds")}

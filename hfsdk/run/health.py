@@ -1,4 +1,4 @@
-"""Whether a run learns: what its numbers say when it does not, and what to do about it. Pure: rows of numbers in, sentences out.
+"""Signs that a run does not learn, and what to do about each. Pure: rows of numbers in, sentences out.
 
 Each rule but the last compares the first `WINDOW` steps of a run with its newest ones, and says its sentence once per run::
 

@@ -46,7 +46,7 @@ class BadNumber:
     usual: float | None
     """Largest of the steps before, at least `LEAST`; ``None`` where the number is not finite."""
     asked: bool = False
-    """Whether the step was asked for, whatever its numbers are."""
+    """Whether the user named the step, whatever its numbers are."""
 
     def __str__(self) -> str:
         if not self.name:

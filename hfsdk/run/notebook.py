@@ -19,7 +19,7 @@ class Watcher(Protocol):
     """Shows a run while it goes on."""
 
     def ended(self) -> None:
-        """The run has ended: show it as it stays."""
+        """Show the run as it ended."""
         ...
 
 
@@ -33,7 +33,7 @@ def show_calls(subscribe: Callable[..., Any]) -> None:
 
 @contextmanager
 def calls_hidden() -> Iterator[None]:
-    """Draw nothing of the calls of sessions that are made meanwhile, which nobody asked for."""
+    """Draw nothing of the calls of sessions that are made in this block: they are not the user's."""
     token = _hidden.set(True)
     try:
         yield

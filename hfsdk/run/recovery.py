@@ -44,7 +44,7 @@ MOST_CHARACTERS = 160
 
 
 def is_death(error: BaseException) -> bool:
-    """Whether an error tells of a worker that died: itself, or of a column that is gone with it."""
+    """Whether an error comes from a worker that died: directly, or of a column that is gone with it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, WorkerDiedError | LostColumnError):
@@ -77,7 +77,7 @@ class AutoRestore:
         self.control.record.saved = {"folder": str(self.folder), "step": host.context.next_step() - 1}
 
     def is_death(self, error: HfsdkError) -> bool:
-        """Whether an error tells of a worker that died, or of a node that has left and is not gone without yet."""
+        """Whether an error comes from a worker that died, or from a node that has left and is not gone without yet."""
         if self.control.is_stop(error):
             return False
         left = isinstance(error, PlacementError) and self.smaller is not None and not self.smaller.missing() <= self.smaller.absent
@@ -136,6 +136,7 @@ class AutoRestore:
         if self.smaller is None or not self.smaller.absent:
             return
         missing, before = self.smaller.missing(), self.smaller.absent
+        # no node is back, or the same ones with which the move has failed already
         if not missing < before or missing == self.in_vain:
             return
         begun, begun_ns = time.monotonic(), time.time_ns()
@@ -149,6 +150,7 @@ class AutoRestore:
                 self.host.context.notice(
                     f"a node came back, and the run cannot go on over it: {str(error).rstrip('.')}. It goes on without."
                 )
+                # back to the placement without them
                 self.smaller.move(before, fresh=False)
                 return
         seconds = time.monotonic() - begun
@@ -177,7 +179,7 @@ class AutoRestore:
 def restorer(
     host: TrainHost, control: RunControl, best: BestCheckpointTracker | None, config: TrainConfig, smaller: ElasticFallback | None
 ) -> AutoRestore | None:
-    """Return what a run goes on by after a death, if that was asked for."""
+    """Return the recovery of a run after a death; ``None`` where a death ends it."""
     if config.on_death != RESTORE or config.folder is None:
         return None
     return AutoRestore(host, control, best, config.max_restores, config.folder, config.keep, smaller)
@@ -214,7 +216,7 @@ class ElasticFallback:
         """The placement for each remaining part of the cluster."""
 
     def prepare(self) -> None:
-        """Plan for every node but this one to leave, and tell what is planned.
+        """Plan for every node but this one to leave, and give a notice of the plans.
 
         Raises:
             PlacementError: without one of them the roles fit nowhere.

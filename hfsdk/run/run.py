@@ -1,4 +1,4 @@
-"""``Run``: what ``session.train`` has done so far; it can be watched, paused and stopped while it goes on."""
+"""``Run``: the progress of ``session.train``; it can be watched, paused and stopped while it goes on."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Run(AttributeHints):
 
     @property
     def steps(self) -> int:
-        """Steps asked for."""
+        """The number of steps to take."""
         return self._control.steps
 
     @property
@@ -324,7 +324,7 @@ class CurrentRun:
 
     @property
     def pause_asked(self) -> bool:
-        """Whether the run, perhaps in its last step, was asked to pause or to stop."""
+        """Whether the run, perhaps in its last step, has a request to pause or to stop."""
         return self.run is not None and self.run._control.end_asked
 
     def check_between_steps(self, what: str) -> None:
@@ -408,7 +408,7 @@ class Restored:
     """A worker's death that a run went on after."""
 
     step: int
-    """The step in which, or after which, it was told."""
+    """The step in which, or after which, the run heard of it."""
     back_to: int
     """The step after whose save the run went on; one less than its first where that was its start."""
     seconds: float
@@ -509,7 +509,7 @@ class RunRecord:
 
 
 def resources(trace: Trace, seconds: float, num_devices: int, price_per_second: float) -> dict[str, float]:
-    """Return what a step took of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
+    """Return a step's use of the devices: tokens_per_s, busy_share, memory_bytes of the fullest device, cost.
 
     Tokens are those generated; busy is the mean over the ``num_devices`` that have a role, those that ran nothing included.
     Numbers that nothing measured are left out.
@@ -567,7 +567,7 @@ class RunControl:
     record: RunRecord = field(default_factory=RunRecord)
     """The steps that have finished."""
     steps: int = 0
-    """Steps asked for."""
+    """The number of steps to take."""
     background: bool = False
     """Whether it runs in a thread of its own."""
     running: bool = False
@@ -602,12 +602,12 @@ class RunControl:
 
     @property
     def asked(self) -> tuple[bool, bool, int]:
-        """Whether a pause was asked for, whether a stop was, and the single steps that are to come."""
+        """The requests: whether to pause, whether to stop, and the single steps that are to come."""
         return self._pause_asked, self._stop_asked, self._steps_asked
 
     @property
     def end_asked(self) -> bool:
-        """Whether a pause or a stop was asked for, whether or not the run has got to it."""
+        """Whether there is a request to pause or to stop, whether or not the run has got to it."""
         return self._pause_asked or self._stop_asked
 
     @property
@@ -801,7 +801,7 @@ class ComparedRun:
     branch: str
 
     def answers(self, algorithm: Any, seed: int, steps: int) -> bool:
-        """Whether this run is what is asked for."""
+        """Return whether this run has this algorithm, seed and number of steps."""
         same = self.algorithm is type(algorithm) and self.options == options_of(algorithm)
         return same and (self.seed, self.steps) == (seed, steps)
 

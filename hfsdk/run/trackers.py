@@ -100,7 +100,7 @@ class WandB:
     folder: str = "."
     """Runs are kept in ``wandb`` in this folder."""
     mode: str = "offline"
-    """``"offline"``, or ``"online"``: uploaded as it goes on, for whoever is logged in."""
+    """``"offline"``, or ``"online"``: uploaded as it goes on, for the user who is logged in."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -149,7 +149,7 @@ NAMES: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": 
 
 
 def trackers(track: str | Tracker | Sequence[str | Tracker]) -> list[Tracker]:
-    """Return what ``track`` names; ``()`` is nothing.
+    """Return the trackers that ``track`` names; ``()`` is none.
 
     Raises:
         OptionError: there is no such tracker, or one is a class where an instance is meant.

@@ -65,6 +65,7 @@ def carry_out(host: TrainHost, config: TrainConfig, shown: bool, *, aside: bool)
     stream, best, chosen = _checked(host, config, aside=aside)
     control = RunControl()
     run = Run(control)
+    # the snapshots of the run before are let go first: both runs' may not fit
     if host.runs.run is not None and isinstance(host.runs.run._control.search, FirstBadSearch):
         host.runs.run._control.search.again.look_back.forget()
     look_back = RollingSnapshots(host, 0 if host.context.simulated else config.look_back, control.saving)
@@ -155,7 +156,7 @@ class _Loop:
         self.watcher = watcher_of(self.run) if shown else None
 
     def end(self, failed: Exception | None, *, done: bool) -> None:
-        """End what has begun; whoever watches is told. A second time does nothing."""
+        """End what has begun, and let watchers know. A second time does nothing."""
         control, unsubscribe = self.control, self.unsubscribe
         tracking, self.tracking, self.unsubscribe = self.tracking, None, lambda: None
         unsubscribe()
@@ -189,7 +190,7 @@ class _Loop:
             self.host.client.settle([*own, *self.control.calls.own], LEAVE_S)
 
     def attend(self, shown: bool, interrupts: Interrupts) -> None:
-        """Run the loop to its end; whatever happens, who watches is told that it is over."""
+        """Run the loop to its end, and let watchers know that it is over, however it ended."""
         failed: Exception | None = None
         done = False
         self.control.calls.take_thread()
@@ -226,11 +227,12 @@ class _Loop:
                     raise
                 self.after_death.go_back(error)
                 self.warnings.go_back(control.record.rows)
+                # parts of its snapshots are gone with the worker
                 self.look_back.forget()
                 bar.back_to(len(control.record.rows))
 
     def _take_step(self, interrupts: Interrupts, bar: Bar) -> bool:
-        """Take a step and do what is due after it; return whether there shall be another one."""
+        """Take a step, then save, measure and warn where that is due; return whether there shall be another one."""
         host, control, record, config = self.host, self.control, self.control.record, self.config
         self.look_back.before_step()
         row = _one_step(host, config, self.prompts, control, self.best)
@@ -246,6 +248,7 @@ class _Loop:
             with control.saving():
                 host.saves.save(config.folder, keep=config.keep)
             record.saved = {"folder": str(config.folder), "step": row["step"]}
+        # asked after the save, so that what the run ends with is saved where a save was due
         if config.stop is not None and config.stop(row):
             control.stopped = True
             self._measure_the_end(row)
@@ -356,7 +359,7 @@ def _samples(step: Any) -> list[Mapping[str, Any]]:
 
 
 def _stop_calls(host: TrainHost, control: RunControl) -> None:
-    """Cancel what the run's step has started, whose end the run tells of; calls that the user started beside it go on."""
+    """Cancel the calls that the run's step has started, whose end the run reports; calls that the user started beside it go on."""
     if not host.client.closed:
         own = set(control.calls.own)
         host.client.cancel([call for call in host.client.open_calls() if call in own])
@@ -456,7 +459,7 @@ Metric = Callable[[Batch], Mapping[str, float] | float]
 
 
 def own_metric(metric: Metric, batch: Batch, others: Container[str]) -> dict[str, float]:
-    """Return what a metric of the user's says of a step's batch; one number has the function's name.
+    """Return the numbers of a user's metric for a step's batch; one number has the function's name.
 
     Args:
         metric: the function.
@@ -521,7 +524,7 @@ class RunWarnings:
         self.go_back(())
 
     def go_back(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Know of these steps alone: the run goes on after them."""
+        """Start over with these steps alone: the run goes on after them."""
         earlier = list(rows)
         self._health, self._jumps = Health(earlier), Jumps(earlier)
 
@@ -544,7 +547,7 @@ class RunWarnings:
         return bool(bad)
 
     def failed(self, error: Exception) -> None:
-        """Note in which step a run has failed and, where that was by a number, say in the error what finds it."""
+        """Note the step in which a run has failed and, where that was by a number, name in the error the way to find it."""
         record = self._control.record
         if record.failed_step is None and not self._context.client.closed:
             record.failed_step = self._context.next_step()

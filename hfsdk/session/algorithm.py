@@ -36,7 +36,7 @@ def check_algorithm(algorithm: Any) -> None:
 
 
 def _cure(algorithm: Any) -> str:
-    """Return what to write where a class was given for its instance, or a loss for an algorithm."""
+    """Return the text to write where a class was given for its instance, or a loss for an algorithm."""
     if isinstance(algorithm, type) and callable(getattr(algorithm, "step", None)):
         return f". Write {algorithm.__name__}(), with its options"
     if callable(algorithm):

@@ -1,4 +1,4 @@
-"""``ControllerClient``: the user's side of the controller. Everything a handle or a batch asks goes through here.
+"""``ControllerClient``: the user's side of the controller. Every request of a handle or a batch goes through here.
 
 Waiting happens on the calling thread, in slices, so that an interrupt of the kernel is heard at once:
 
@@ -52,7 +52,7 @@ SLICE_S = 0.1
 """Longest stretch of waiting without looking for an interrupt."""
 
 SETTLE_S = 0.02
-"""How often cancelled calls are asked whether they have stopped."""
+"""The seconds between two looks at whether cancelled calls have stopped."""
 
 ACTIVE = ("pending", "running")
 
@@ -80,7 +80,7 @@ class Sender(Protocol):
 
 
 class Tape(Protocol):
-    """Is told of the calls that are submitted."""
+    """An object that hears of the calls that are submitted."""
 
     def before(self, message: m.Submit) -> None:
         """A call is about to be sent; raising leaves it unsent."""
@@ -106,7 +106,7 @@ class ControllerClient:
         kept_as: the name of a kept session, which goes on when this process ends; else ``""``.
         run_goes_on: whether a run is under way, also between two of its calls.
         sources: ``name@version`` of every function that was sent along with a call -> its source text.
-        tape: told of every call before it is sent and once it has an id; ``None``: nobody is.
+        tape: a recorder that hears of every call before it is sent and once it has an id; ``None``: there is none.
     """
 
     def __init__(self, controller: Sender, *, wait_each: bool = False, simulated: bool = False, shared: bool = False) -> None:
@@ -167,7 +167,7 @@ class ControllerClient:
             raise SessionClosedError(self.closed_because)
 
     def lease(self, call_id: int) -> Lease:
-        """Return what keeps a call's columns alive for this process; all that refer to them share it."""
+        """Return the lease that keeps a call's columns alive for this process; all that refer to them share it."""
         lease = self._leases.get(call_id)
         if lease is None:
             lease = self._leases[call_id] = Lease(call_id, self.release)
@@ -286,7 +286,7 @@ class ControllerClient:
         return self.send(q.ResultOf(call_id))
 
     def info(self, ref: ColumnRef) -> ColumnInfo | None:
-        """Return what is known of a column, ``None`` while it is pending."""
+        """Return a column's kind, dtype and lengths, ``None`` while it is pending."""
         info: ColumnInfo | None = self.send(q.InfoOf(ref))
         return info
 
@@ -307,12 +307,12 @@ class ControllerClient:
         """
         self.wait(list(dict.fromkeys(ref.call_id for ref in columns.values())), None)
         if self.closed:
-            return Table({name: self._kept(ref) for name, ref in columns.items()})
+            return Table({name: self._local_column(ref) for name, ref in columns.items()})
         table: Table = self.send(m.Fetch(columns))
         self._fetched.keep(columns, table)
         return table
 
-    def _kept(self, ref: ColumnRef) -> Column:
+    def _local_column(self, ref: ColumnRef) -> Column:
         column = self._fetched.find(ref)
         if column is not None:
             return column
@@ -398,7 +398,7 @@ class ControllerClient:
         self._controller.subscribe(on_event)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Subscribe a listener of the user's, which may ask the session whatever it likes (see :class:`Aside`)."""
+        """Subscribe a listener of the user's, which may ask the session anything (see :class:`Aside`)."""
         aside = Aside(listener, lambda: self.closed)
         unsubscribe = self.subscribe(aside)
         self._asides.append(aside)
@@ -465,10 +465,6 @@ def uninterrupted() -> Iterator[list[Any]]:
 
 
 # -- columns that came to this process
-#
-# The columns of a batch live with the workers and end with them. A column that was brought here, or was the user's own, stays
-# as long as some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because a fetch may return memory of a
-# worker's node, which would outlive it, and which the user may change.
 
 MOST_BYTES = 1 << 30
 
@@ -496,6 +492,10 @@ class ColumnRows:
 class Fetched:
     """Copies of the columns that came to this process, to look at after ``session.close()``.
 
+    The columns of a batch live with the workers and end with them. A column that was brought here, or was the user's own, stays
+    as long as some batch refers to it; beyond :data:`MOST_BYTES` the oldest go. Copies, because a fetch may return memory of a
+    worker's node, which would outlive it, and which the user may change.
+
     Any thread may use them, but no finalizer: there is a lock.
     """
 
@@ -511,7 +511,7 @@ class Fetched:
         return self._num_bytes
 
     def keep(self, columns: Mapping[str, ColumnRef], table: Table) -> None:
-        """Keep a copy of what was fetched, or stored, under these references."""
+        """Keep a copy of a table that was fetched, or stored, under these references."""
         for name, ref in columns.items():
             if self.has(ref):
                 continue
@@ -551,7 +551,7 @@ class Fetched:
         return any(piece.position(ref.rows) is not None for piece in pieces)
 
     def names(self, call_id: int) -> list[str]:
-        """Return the columns of a call of which something is kept."""
+        """Return the columns of a call of which copies are here."""
         with self._lock:
             return sorted(name for number, name in self._pieces if number == call_id)
 
@@ -585,7 +585,7 @@ MOST_EARLY = 64
 
 
 STOP_S = 1.0
-"""How long whoever unsubscribes waits for the events that a listener has not heard yet."""
+"""The seconds that ``unsubscribe`` waits for events that a listener has not heard yet."""
 
 
 BEHIND_S = 0.25
@@ -690,7 +690,7 @@ class EventRelay:
         self._early: dict[int, list[Event]] = {}
 
     def announce(self, event: Event) -> None:
-        """Tell that a call has started, then what came too early."""
+        """Announce that a call has started, then the events that came too early."""
         self._listener(event)
         with self._lock:
             self._announced.add(event["call_id"])
@@ -730,7 +730,7 @@ _line_of_thread = threading.local()
 
 @contextmanager
 def calls_of(line: str) -> Iterator[None]:
-    """Say that what this thread starts was asked for at ``line``: a thread of hfsdk's own has no frame of the user's below."""
+    """Say that the calls of this thread belong to ``line``: a thread of hfsdk's own has no frame of the user's below."""
     _line_of_thread.line = line
     try:
         yield

@@ -1,4 +1,4 @@
-"""``Context``: what every part of a session shares."""
+"""``Context``: the facts that all parts of a session share."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Context:
         seed: the seed of sampling, shuffling and new heads, where a call gives none.
         messages: notices so far.
         counters: numbers that are saved with the session.
-        far: does near the cluster what needs files there, where this process is not near it; else ``None``.
+        far: the worker near the cluster for what needs files there, where this process is not near it; else ``None``.
         find_snapshot: gives a snapshot by its name.
     """
 
@@ -169,7 +169,7 @@ class PendingSave:
             self._save.settle()
 
     def take(self) -> None:
-        """Wait for a save that nobody has asked how it ended, and forget it.
+        """Wait for a save whose end nobody has looked at, and forget it.
 
         Raises:
             HfsdkError: the error that it failed with.

@@ -62,7 +62,7 @@ class Sources:
         return stream
 
     def stream_of(self, source: Any, *, pairs: bool = False) -> RowStream:
-        """Return what ``train`` and ``compare`` take from: a stream as it is, other data in batches of `BATCH_SIZE`.
+        """Return the stream for ``train`` and ``compare``: a stream as it is, other data in batches of `BATCH_SIZE`.
 
         The same data given again goes on where it was.
 
@@ -124,7 +124,7 @@ class Sources:
         return stream
 
     def _tell(self, stream: PromptStream | Demonstrations | Pairs) -> None:
-        """Say what is left out of the data, and once what was chosen where the model's files and its template leave a choice."""
+        """Name the columns that are left out, and once the choices that the model's files and its template leave open."""
         if stream.left_out:
             self._context.notice(left_out(stream.left_out))
         tokenizer = self._client.tokenizer

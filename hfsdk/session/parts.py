@@ -1,4 +1,4 @@
-"""``Parts``: what a session is made of. Its facade passes calls on to them; training, comparing and reports use several."""
+"""``Parts``: the parts of a session. Its facade passes calls on to them; training, comparing and reports use several."""
 
 from __future__ import annotations
 
@@ -114,5 +114,5 @@ class HasParts(Protocol):
 
 
 def parts_of(session: HasParts) -> Parts:
-    """Return what a session is made of, for what looks behind its facade: tests, benchmarks."""
+    """Return the parts of a session, for code that looks behind its facade: tests, benchmarks."""
     return session._parts

@@ -1,4 +1,4 @@
-"""``Deployment``: the declared roles and where they live; placing, moving and releasing them."""
+"""``Deployment``: the declared roles and their placement; placing, moving and releasing them."""
 
 from __future__ import annotations
 
@@ -126,6 +126,7 @@ class Deployment:
 
     def _set_tokenizer(self, role: RoleSpec) -> None:
         assert role.model is not None
+        # the folder is on the cluster's disk, not on this machine's
         if self._context.far is not None:
             self._client.use_tokenizer(self._context.far.tokenizer(role.folder))
             return
@@ -286,7 +287,7 @@ class HandleHost:
         self._deployment.release(handle)
 
     def notice(self, text: str) -> None:
-        """Tell the user something that is no failure."""
+        """Give the user a notice that is no failure."""
         self._context.notice(text)
 
     def find_snapshot(self, snapshot: Snapshot | str) -> Snapshot:
@@ -303,7 +304,7 @@ def _without(what: str | Mapping[str, float] | Placement, functions: set[str]) -
 
 
 def _check_folders(role: RoleSpec) -> list[str]:
-    """Read what a worker will read of a role's folders, but for the numbers of its weights; return what of it is worth telling.
+    """Read a role's folders as a worker will, but for the numbers of its weights; return notices for the user.
 
     Raises:
         ModelNotFoundError: a file is missing or damaged, or of another model.

@@ -1,4 +1,4 @@
-"""``Predictions``: what the planner says of steps that ran: ``session.predict``, ``measured`` and ``calibrate``."""
+"""``Predictions``: the planner's estimates for steps that ran: ``session.predict``, ``measured`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Predictions:
 
     Attributes:
         perf: predicts the seconds of :meth:`predict`; :meth:`calibrate` replaces it.
-        errors: its relative error by method; ``None`` before :meth:`calibrate`.
+        errors: the model's relative error by method; ``None`` before :meth:`calibrate`.
     """
 
     def __init__(self, context: Context, deployment: Deployment) -> None:
@@ -97,6 +97,7 @@ def _fresh(trace: Trace, reruns: Iterable[Rerun], specs: Mapping[str, RoleSpec])
     for rerun in reruns:
         spec = specs.get(rerun.call.role)
         if rerun.call.method == GENERATE.name and spec is not None and not spec.shadow_of:
-            unmoved = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
-            first.setdefault(rerun.call.role, (unmoved, rerun.call.id not in moved))
-    return {role: whole for role, (unmoved, whole) in first.items() if unmoved}
+            # with adapters a call may move these alone, and the base not
+            base_unmoved = rerun.call.id not in moved or (spec.lora is not None and rerun.call.id not in bases)
+            first.setdefault(rerun.call.role, (base_unmoved, rerun.call.id not in moved))
+    return {role: whole for role, (base_unmoved, whole) in first.items() if base_unmoved}

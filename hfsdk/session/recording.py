@@ -59,7 +59,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
     """Run one step of an algorithm on a workload and return its calls.
 
     Args:
-        algorithm: has ``step(models, prompts)``.
+        algorithm: an object with ``step(models, prompts)``.
         handles: the session's handles, and their roles as declared.
         workload: the amount of work in a step; it replaces the algorithm's options of the same names.
         seed: the session's.
@@ -93,7 +93,7 @@ def record_step(algorithm: Any, handles: Sequence[tuple[ModelHandle, RoleSpec]],
 
 
 def with_workload(algorithm: Any, workload: Workload) -> Any:
-    """Return the algorithm with what the workload says of it.
+    """Return the algorithm with the workload's options.
 
     Raises:
         OptionError: it has no such option.

@@ -82,7 +82,7 @@ def write_report(
         path: the file to write; its folder must exist.
         title: the page's title, as text.
         sections: heading (text) and body (HTML, e.g. ``picture.to_html()`` or ``batch_html(data)``), in order.
-        notice: told when another file is replaced; by default a warning.
+        notice: a function that hears when another file is replaced; by default a warning.
 
     Returns:
         The path written.

@@ -29,7 +29,7 @@ NAME = re.compile(r"\w[\w.+-]*")
 
 
 def opened(role: RoleSpec) -> RoleSpec:
-    """Return the role without what does not matter for comparing: a function's source, and the seed, which is the session's.
+    """Return the role without facts that no comparison needs: a function's source, and the seed, which is the session's.
 
     ``session.load`` changes the latter, and must not make another role of each that is declared again afterwards.
     """
@@ -61,6 +61,7 @@ class RoleBook:
         if type(old) is cls and before is not None:
             if opened(before) == opened(role):
                 return old, False
+            # a function has no weights to lose: the handle goes on with the new version
             if before.function is not None and role.function is not None:
                 version = f"{role.function.name}@{role.function.version}"
                 self._notice(f"{role.name} goes on with {version}; what it scored before stays as it is")
@@ -103,7 +104,7 @@ class RoleBook:
         self._gone[handle] = "was released"
 
     def put(self, handle: ModelHandle, role: RoleSpec) -> None:
-        """Know a role as another process has declared it."""
+        """Add a role as another process has declared it."""
         old = self._handles.get(role.name)
         if old is not None and old is not handle:
             self._gone[old] = "was replaced in another process of this session"

@@ -79,6 +79,7 @@ def find_model(model: ModelSource, backend: Backend) -> tuple[str, ModelSpec]:
         folder = absolute(name)
         if has_file(folder, "config.json"):
             return str(folder), ModelSpec.from_folder(folder)
+    # may prepare or download a model, which presets, and folders in simulation, do not need
     from hfsdk.assets import MODELS, model_folder
 
     if backend.simulated and name.lower() not in MODELS and "/" not in name:
@@ -118,6 +119,7 @@ def with_adapters(role: RoleSpec, model: ModelSource, spec: ModelSpec, lora: LoR
         OptionError: the model has not the layers that are asked for.
     """
     if lora is None:
+        # a critic or a reference of an actor begins with the adapters that the actor began with
         if isinstance(model, ModelHandle) and model.role.adapters:
             return replace(role, lora=model.role.lora, adapters=model.role.adapters)
         return role
@@ -247,6 +249,7 @@ def with_layouts(planned: Mapping[str, Layouts], declared: Sequence[RoleSpec]) -
         layouts = {**planned.get(f"{role.name}.rollout", {}), **planned[role.name]}
         for use, own in (("train", role.train), ("rollout", role.rollout)):
             there = layouts.get(use)
+            # dp may have been left open when the role was declared, so it is compared by itself
             fits = own is None or use in role.auto or there is None or replace(own, dp=None) == replace(there, dp=None)
             if not fits or (own is not None and own.dp and there and use not in role.auto and own.dp != there.dp):
                 raise PlacementError(
@@ -283,7 +286,7 @@ def _check_same(role: RoleSpec, planned: RoleSpec) -> None:
 
 
 def _facts(role: RoleSpec) -> dict[str, Any]:
-    """Return what a plan depends on, by the names under which it is declared; layouts are told apart from these."""
+    """Return the facts that a plan depends on, by the names under which they are declared; layouts are compared apart."""
     optimizer, options = role.optimizer, role.rollout_options
     facts = {
         "model": role.model, "dtype": role.dtype, "head": role.head, "lora": role.lora, "recompute": role.recompute,

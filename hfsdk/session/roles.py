@@ -1,4 +1,4 @@
-"""How roles are declared: ``session.actor(...)``, ``critic``, ``reference``, ``reward``, ``cost``."""
+"""The declaration of roles: ``session.actor(...)``, ``critic``, ``reference``, ``reward``, ``cost``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Declarations:
         return self._context.backend
 
     def _dtype(self, dtype: str | None) -> str:
-        """Return the dtype that was asked for, or what models have here."""
+        """Return this dtype or, for ``None``, the one that models have here."""
         return self._backend.default_dtype if dtype is None else dtype
 
     @near_the_models
@@ -223,6 +223,7 @@ class Declarations:
         for number, source in enumerate(sources):
             if not isinstance(source, RewardModel):
                 own = re.sub(r"[^\w.+-]", "", str(getattr(source, "__name__", ""))) or str(number)
+                # two functions may be called the same, e.g. lambdas
                 part_names = {part.name for part in parts}
                 part_name = f"{name}.{own}" if f"{name}.{own}" not in part_names else f"{name}.{own}.{number}"
                 source = self.reward(

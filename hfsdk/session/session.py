@@ -1,4 +1,4 @@
-"""``Session``: the devices, the roles that live on them, and everything that is asked of them as a whole."""
+"""``Session``: the devices, the roles that live on them, and every request to them as a whole."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from hfsdk.session.plans import Top
 from hfsdk.session.role_book import Models
 from hfsdk.session.role_specs import ModelSource
 from hfsdk.session.roles import OPTIMIZER, Adapters, Failures, Layouts, Workers
-from hfsdk.session.start import Seconds, Seed, Started, check_session, start, start_simulated, taken
+from hfsdk.session.start import Seconds, Seed, Started, as_started, check_session, start, start_simulated
 from hfsdk.session.streams import Demonstrations, Pairs, PromptStream
 from hfsdk.session.views import BatchRegistry, Dataflows, LivePlacement, MemoryUse, Traces
 from hfsdk.session.what_if import WhatIf
@@ -133,7 +133,7 @@ class Session(AttributeHints, PublicNames):
                 if keep and runtime is None:
                     started: Started = start_keeper(devices, name, seed, price_per_device_hour, unattended_s, options)
                 else:
-                    started = start(devices, options) if runtime is None else taken(runtime)
+                    started = start(devices, options) if runtime is None else as_started(runtime)
                 self._open(started, price_per_device_hour, wait=wait, seed=seed, name=name)
         except BaseException:
             with held():
@@ -795,7 +795,7 @@ class Session(AttributeHints, PublicNames):
         measured: ``session.trace[-1].compare(session.predict())``. Calls that write files and ``handle.run`` are left out.
 
         Args:
-            step: its number, as in :attr:`trace`; by default the last.
+            step: the step's number, as in :attr:`trace`; by default the last.
             perf: the performance model; by default the session's, ``session.perf``: the presets', or those of :meth:`calibrate`.
 
         Returns:
@@ -947,7 +947,7 @@ class Session(AttributeHints, PublicNames):
                 batches of 32; the same data given again goes on where it was.
             steps: steps to run now.
             metrics: own metrics, each a function of the step's batch that returns a number (named as the function) or a dict.
-            stop: called with each step's row of metrics; true ends the run.
+            stop: a function that is called with each step's row of metrics; true ends the run.
             save_every: save to ``folder`` after every so many steps; 0 is never.
             folder: where to save, a path or an address. A save there of another process that this one has not loaded is replaced; a
                 notice says so first.

@@ -67,7 +67,7 @@ class _SessionUnpickler(pickle.Unpickler):
         self._parts, self._own = parts, own
 
     def persistent_load(self, pid: Any) -> Any:
-        """Give what this side has of it."""
+        """Return this side's own object."""
         parts, (kind, *rest) = self._parts, pid
         match kind:
             case "own":
@@ -95,7 +95,7 @@ def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: 
     Args:
         parts: the session, on this side.
         what: the object to be packed.
-        hold: told of every call whose columns travel along: the other side refers to them, too.
+        hold: a function that hears of every call whose columns travel along: the other side refers to them, too.
         own: objects that the other side has its own of, in this order.
 
     Raises:
@@ -116,5 +116,5 @@ def pack(parts: Parts, what: Any, hold: Callable[[int], None] = lambda call_id: 
 
 
 def unpack(parts: Parts, packed: bytes, own: Sequence[Any] = ()) -> Any:
-    """Return what was packed, as of this side's session."""
+    """Return a packed object, as of this side's session."""
     return _SessionUnpickler(io.BytesIO(packed), parts, own).load()

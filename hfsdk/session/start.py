@@ -95,8 +95,8 @@ def check_session(
     )  # fmt: skip
 
 
-def taken(runtime: Runtime | Started) -> Started:
-    """Return a runtime of the caller's with a controller over it; what has started already as it is.
+def as_started(runtime: Runtime | Started) -> Started:
+    """Return a runtime of the caller's with a controller over it; a started one as it is.
 
     Raises:
         OptionError: it has no devices.

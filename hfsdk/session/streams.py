@@ -104,13 +104,13 @@ class RowStream(ABC):
         """Return the batch of ``count`` positions from ``first`` on; does not advance."""
 
     @abstractmethod
-    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
-        """Return what tells the stream from others: its options as a text, and the columns of its data."""
+    def _identity(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+        """Return the stream's identity: its options as a text, and the columns of its data."""
 
     @cached_property
     def _fingerprint(self) -> str:
         """A hash of the data and the options, under which the position is saved."""
-        options, columns = self._told()
+        options, columns = self._identity()
         digest = hashlib.sha256(f"{options}|{self.num_rows}|{sorted(columns)}".encode(errors="surrogatepass"))
         for row in range(0, self.num_rows, -(-self.num_rows // FINGERPRINTED_ROWS)):
             for name in sorted(columns):
@@ -176,7 +176,7 @@ class StreamPlaces:
         self._all.add(stream)
 
     def adopt(self, stream: RowStream) -> None:
-        """Know a stream as the latest of those made alike, where it is; from now on its place is the one that is told."""
+        """Take a stream as the latest of those made alike, where it is; from now on its place is the one that is shared."""
         self._latest[stream._fingerprint] = stream
         self._all.add(stream)
 
@@ -218,24 +218,6 @@ class StreamPlaces:
 
 
 # -- batches to learn from that nobody generates: demonstrations (``session.demonstrations``) and pairs (``session.pairs``)
-#
-# =================================  =====================================================================================
-# what the data has                  what a batch has
-# =================================  =====================================================================================
-# ``prompt``, ``completion``         a row per demonstration: prompt, response
-# ``text``                           the same; the text's first token is the prompt
-# ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
-# ``chosen, rejected``               the same; the prompt is what both begin with
-# ``messages``, ``conversations``    the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
-# ``tools``                          beside conversations: what the chat template is told of functions
-# ``chat_template_kwargs``           beside conversations: options of the chat template, e.g. ``enable_thinking``
-# ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
-# any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
-#                                    writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
-# =================================  =====================================================================================
-#
-# These are the formats of TRL's data sets; each text may be a conversation too. :class:`hfsdk.core.texts.Texts` says what tokens
-# they become, and with which end.
 
 CONVERSATIONS = ("messages", "conversations")
 """Columns of whole conversations."""
@@ -259,7 +241,7 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True)
-class Asked:
+class UnencodedExample:
     """One example before it is tokens."""
 
     what: str
@@ -271,7 +253,7 @@ class Asked:
     """Whether nobody wrote the prompt, so that it may end before the token that its end and the response share."""
 
     def question(self) -> tuple[str, Any] | None:
-        """Return what a tokenizer is asked, as (what, value); nothing of token ids."""
+        """Return the question to a tokenizer, as (what, value); ``None`` for token ids."""
         prompt = self.prompt
         if isinstance(self.response, list):
             return ("encode", prompt) if isinstance(prompt, str) else ("encode_chat", prompt) if isinstance(prompt, dict) else None
@@ -298,30 +280,51 @@ class Asked:
 
 
 class _Examples(RowStream):
+    """Batches to learn from that nobody generates: what they have follows from the columns of the data.
+
+    =================================  =====================================================================================
+    what the data has                  what a batch has
+    =================================  =====================================================================================
+    ``prompt``, ``completion``         a row per demonstration: prompt, response
+    ``text``                           the same; the text's first token is the prompt
+    ``prompt, chosen, rejected``       two rows per pair, the chosen one first: prompt, response, ``chosen`` (1 or 0), ``group``
+    ``chosen, rejected``               the same; the prompt is what both begin with
+    ``messages``, ``conversations``    the same as ``prompt`` and ``completion``: the last message, the assistant's, is learned
+    ``tools``                          beside conversations: what the chat template is told of functions
+    ``chat_template_kwargs``           beside conversations: options of the chat template, e.g. ``enable_thinking``
+    ``chosen_x``, ``rejected_x``       each row's own ``x``, e.g. ``sign`` for `CostLoss`
+    any other                          repeated on both rows, e.g. ``margin`` for `BradleyTerry`; not those of names that hfsdk
+                                       writes (``response``, ``group``, ``temperature``, ...): ``left_out`` names them
+    =================================  =====================================================================================
+
+    These are the formats of TRL's data sets; each text may be a conversation too. :class:`hfsdk.core.texts.Texts` says what
+    tokens they become, and with which end.
+    """
+
     def __init__(
         self, client: Client, tokenizer: Tokenizer | None, columns: Mapping[str, Sequence[Any]], options: ExampleOptions,
         context_tokens: int,
     ) -> None:  # fmt: skip
         self._client, self._tokenizer = client, tokenizer
-        self.left_out = tuple(name for name in columns if self._taken(name, columns))
+        self.left_out = tuple(name for name in columns if self._is_reserved(name, columns))
         self._data = {name: values for name, values in columns.items() if name not in self.left_out}
         self.options, self._context = options, context_tokens
         super().__init__(len(next(iter(columns.values()))), options.batch_size, options.seed, options.shuffle)
         if not self.num_rows:
             raise OptionError("the data has no rows; give at least one")
         for row in range(self.num_rows):
-            self._asked(row)
+            self._unencoded(row)
         self.has_chats = self._first_chat()
 
     @staticmethod
-    def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+    def _is_reserved(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
         """Whether hfsdk writes a column of this name itself, so that the data's own cannot be passed on."""
         return name in COLUMNS and not (name == "prompt" and {"completion", "chosen"} & set(columns))
 
-    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+    def _identity(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
         return f"{type(self).__name__}|{self.options}", self._data
 
-    def _asked(self, row: int) -> list[Asked]:
+    def _unencoded(self, row: int) -> list[UnencodedExample]:
         """Return the examples of a row of the data.
 
         Raises:
@@ -330,10 +333,10 @@ class _Examples(RowStream):
         raise NotImplementedError
 
     def _of(self, row: int, name: str) -> Any:
-        """Return what a column has in a row; ``None`` without such a column."""
+        """Return a column's value in a row; ``None`` without such a column."""
         return self._data[name][row] if name in self._data else None
 
-    def _one(self, prompt: Side, answer: Side, row: int, what: str, of: str) -> Asked:
+    def _unencoded_of(self, prompt: Side, answer: Side, row: int, what: str, of: str) -> UnencodedExample:
         """Put a prompt and an answer together, of which either may be a text, token ids, or messages.
 
         Args:
@@ -349,20 +352,22 @@ class _Examples(RowStream):
         check_system(self._of(row, SYSTEM), prompt if _is_messages(prompt) else [], of)
         response = answer[-1] if _is_messages(answer) else cast("str | list[int]", answer)
         if not _is_messages(prompt):
-            return Asked(of, cast("str | list[int]", prompt), response)
+            return UnencodedExample(of, cast("str | list[int]", prompt), response)
         check_prompt(prompt, f"the prompt of {of}")
-        return Asked(of, read_chat(prompt, f"the prompt of {of}", self._of(row, TOOLS), self._of(row, OPTIONS)), response)
+        return UnencodedExample(
+            of, read_chat(prompt, f"the prompt of {of}", self._of(row, TOOLS), self._of(row, OPTIONS)), response
+        )
 
     def _encoded(self, rows: Sequence[int]) -> list[list[Encoded]]:
         """Return the token ids of all examples of some rows."""
-        examples = [self._asked(row) for row in rows]
+        examples = [self._unencoded(row) for row in rows]
         questions = [(example, example.question()) for of_row in examples for example in of_row]
         if self._tokenizer is not None:
             foresee(self._tokenizer, (question for _, question in questions if question is not None))
         answers = iter([self._answered(example, question) for example, question in questions])
         return [self._in_common(of_row, [next(answers) for _ in of_row]) for of_row in examples]
 
-    def _answered(self, example: Asked, question: tuple[str, Any] | None) -> Encoded:
+    def _answered(self, example: UnencodedExample, question: tuple[str, Any] | None) -> Encoded:
         if question is None:
             return self._ended(example, *example.encoded(None))
         if self._tokenizer is None:
@@ -370,7 +375,7 @@ class _Examples(RowStream):
         with naming(example.what):
             return self._ended(example, *example.encoded(getattr(self._tokenizer, question[0])(question[1])))
 
-    def _ended(self, example: Asked, prompt: list[int], response: list[int]) -> Encoded:
+    def _ended(self, example: UnencodedExample, prompt: list[int], response: list[int]) -> Encoded:
         """Put the end of a text behind token ids that have none; other responses have theirs."""
         if self._tokenizer is None or not isinstance(example.response, list):
             return prompt, response
@@ -379,7 +384,7 @@ class _Examples(RowStream):
         return prompt, self._tokenizer.turn_ends(chats=True).behind(response)  # asks the template too, which is slow
 
     @staticmethod
-    def _in_common(examples: Sequence[Asked], encoded: list[Encoded]) -> list[Encoded]:
+    def _in_common(examples: Sequence[UnencodedExample], encoded: list[Encoded]) -> list[Encoded]:
         """Give examples whose prompt was cut out of them the same one."""
         if not examples[0].cut_back:
             return encoded
@@ -401,7 +406,7 @@ class _Examples(RowStream):
         return prompt, response
 
     def _batch(self, rows: Sequence[int], columns: dict[str, Any]) -> Batch:
-        names = [[example.what for example in self._asked(row)] for row in rows]
+        names = [[example.what for example in self._unencoded(row)] for row in rows]
         encoded = zip(names, self._encoded(rows), strict=True)
         examples = [self._checked(*ids, what) for whats, token_ids in encoded for what, ids in zip(whats, token_ids, strict=True)]
         tokens = {name: Ragged.of([e[k] for e in examples], np.int32) for k, name in enumerate(SEQUENCES)}
@@ -410,7 +415,7 @@ class _Examples(RowStream):
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in all_columns}, len(examples))
 
     def _first_chat(self) -> bool:
-        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+        """Encode the first conversation: what the chat template refuses is raised where the data is given.
 
         Returns:
             Whether there is one.
@@ -418,7 +423,7 @@ class _Examples(RowStream):
         Raises:
             OptionError: the template does not take it.
         """
-        row = next((row for row in range(self.num_rows) if any(example.is_chat for example in self._asked(row))), None)
+        row = next((row for row in range(self.num_rows) if any(example.is_chat for example in self._unencoded(row))), None)
         if row is not None and self._tokenizer is not None:
             self._encoded([row])
         return row is not None
@@ -455,19 +460,19 @@ class Demonstrations(_Examples):
         extra = {n: as_values([v[row] for row in rows]) for n, v in self._data.items() if n not in self._learned}
         return self._batch(rows, extra)
 
-    def _asked(self, row: int) -> list[Asked]:
+    def _unencoded(self, row: int) -> list[UnencodedExample]:
         of = f"row {row} of the data"
         if self._learned != ("text",):
             prompt, answer = (_side(self._data[name][row], f"the {name} of {of}") for name in self._learned)
-            return [self._one(prompt, answer, row, f"the completion of {of}", of)]
+            return [self._unencoded_of(prompt, answer, row, f"the completion of {of}", of)]
         whole = _side(self._data["text"][row], of)
         if not _is_messages(whole):
-            return [Asked(of, None, cast("str | list[int]", whole))]
+            return [UnencodedExample(of, None, cast("str | list[int]", whole))]
         if len(whole) < 2 or whole[-1]["role"] != ASSISTANT:
             raise OptionError(
                 f"messages of {of} are {shown(whole)}; to learn from, they are at least two, the last the assistant's"
             )
-        return [self._one(whole[:-1], whole, row, f"the last message of {of}", of)]
+        return [self._unencoded_of(whole[:-1], whole, row, f"the last message of {of}", of)]
 
 
 class Pairs(_Examples):
@@ -498,11 +503,11 @@ class Pairs(_Examples):
         super().__init__(client, tokenizer, columns, options, context_tokens)
 
     @staticmethod
-    def _taken(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+    def _is_reserved(name: str, columns: Mapping[str, Sequence[Any]]) -> bool:
         own = name.removeprefix("chosen_").removeprefix("rejected_")
         if own != name:
             return own != "prompt" and own in (*COLUMNS, "chosen")
-        return _Examples._taken(name, columns)
+        return _Examples._is_reserved(name, columns)
 
     def rows(self, first: int, count: int) -> Batch:
         """Return the batch of ``count`` pairs from ``first`` on, two rows each; does not advance."""
@@ -518,13 +523,13 @@ class Pairs(_Examples):
         columns |= {name: as_values([self._data[name][row] for row in rows for _ in range(2)]) for name in shared}
         return self._batch(rows, columns)
 
-    def _asked(self, row: int) -> list[Asked]:
+    def _unencoded(self, row: int) -> list[UnencodedExample]:
         of = f"pair {row}"
         names = [f"the {side} response of {of}" for side in ("chosen", "rejected")]
         sides = [_side(self._data[side][row], what) for side, what in zip(("chosen", "rejected"), names, strict=True)]
         prompt = self._prompt(row, of)
         if prompt is not None and not (isinstance(prompt, str) and all(_is_messages(side) and len(side) > 1 for side in sides)):
-            return [self._one(prompt, side, row, what, of) for side, what in zip(sides, names, strict=True)]
+            return [self._unencoded_of(prompt, side, row, what, of) for side, what in zip(sides, names, strict=True)]
         if not all(_is_messages(side) and len(side) > 1 for side in sides):
             check_no_question({name: self._of(row, name) for name in QUESTIONS}, of)
         if all(_is_messages(side) for side in sides):
@@ -533,18 +538,20 @@ class Pairs(_Examples):
             if sides[0][:-1] != sides[1][:-1] or not sides[0][:-1]:
                 raise OptionError(self._no_prompt(of, [side[:-1] for side in sides] if sides[0][:-1] else sides))
             return [
-                self._one(cast("list[Message]", side[:-1]), side, row, what, of) for side, what in zip(sides, names, strict=True)
+                self._unencoded_of(cast("list[Message]", side[:-1]), side, row, what, of)
+                for side, what in zip(sides, names, strict=True)
             ]
         if type(sides[0]) is not type(sides[1]) or any(map(_is_messages, sides)):
             raise OptionError(
                 f"{of} has responses of two kinds, {_brief(sides[0])} and {_brief(sides[1])}; give both as texts, or both as "
                 "messages"
             )
+        # nobody wrote the prompt: it is what both texts, or lists of token ids, begin with
         common = shared_beginning(*sides)
         if not common:
             raise OptionError(self._no_prompt(of, sides))
         rest = [cast("str | list[int]", side[len(common) :]) for side in sides]
-        return [Asked(of, common, response, cut_back=isinstance(common, str)) for response in rest]
+        return [UnencodedExample(of, common, response, cut_back=isinstance(common, str)) for response in rest]
 
     def _prompt(self, row: int, of: str) -> Side | None:
         """Return the prompt that the data has for a pair; ``None`` where both responses begin with it.
@@ -597,7 +604,7 @@ def _is_messages(side: Any) -> TypeGuard[list[Message]]:
 
 
 def _before(prompt: Side, answer: list[Message], what: str) -> list[Message]:
-    """Return what an answer in messages answers: its prompt, or what the conversation has before it.
+    """Return the messages that an answer answers: its prompt, or the conversation before it.
 
     Raises:
         OptionError: both say something else, or neither says anything.
@@ -622,11 +629,6 @@ def _brief(value: Any) -> str:
 
 
 # -- batches of prompts in a fixed, repeatable order
-#
-# The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its own
-# that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is asked;
-# ``next(prompts)`` gives them one after the other, and its place is saved with the session. ``for batch in prompts`` gives
-# ``len(prompts)`` of them from that place on: one pass over the data.
 
 CHAT_OVERHEAD_BYTES = 512
 """Allowance for a chat template when a prompt is pre-checked by its number of bytes."""
@@ -654,7 +656,12 @@ class PromptOptions:
 
 
 class PromptStream(RowStream):
-    """Prompts in batches; see the module's text. Made by ``session.prompts(...)``.
+    """Prompts in batches, in a fixed, repeatable order. Made by ``session.prompts(...)``.
+
+    The stream is endless: position p is prompt ``p % num_prompts`` of epoch ``p // num_prompts``, each epoch in an order of its
+    own that depends on the seed alone. ``prompts[k]`` are positions k * batch_size to (k + 1) * batch_size, whenever it is
+    asked; ``next(prompts)`` gives them one after the other, and its place is saved with the session. ``for batch in prompts``
+    gives ``len(prompts)`` of them from that place on: one pass over the data.
 
     A batch has the columns prompt (token ids), position (its place in the stream, part of each sample's seed), and the data's
     other columns, which are passed on to reward functions.
@@ -698,7 +705,7 @@ class PromptStream(RowStream):
         return Batch(self._client, {name: ColumnRef(lease.call_id, name, lease=lease) for name in columns}, count)
 
     def token_ids(self, row: int) -> list[int]:
-        """Return the token ids of a row's prompt, truncated on the left where that was asked for.
+        """Return the token ids of a row's prompt, truncated on the left where the options say so.
 
         Raises:
             OptionError: the prompt is empty, or as long as the context.
@@ -707,7 +714,7 @@ class PromptStream(RowStream):
             self._ids[row] = self._encode(row)
         return self._ids[row]
 
-    def _told(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
+    def _identity(self) -> tuple[str, Mapping[str, Sequence[Any]]]:
         return str(self.options), {"prompt": self._prompts, **self._extra}
 
     def __repr__(self) -> str:
@@ -718,11 +725,11 @@ class PromptStream(RowStream):
     # -- inside
 
     def _foresee(self, rows: Sequence[int]) -> None:
-        """Say which prompts will be encoded: a tokenizer elsewhere is then asked once."""
+        """Announce the prompts that will be encoded, so that a tokenizer elsewhere answers for all at once."""
         if self._tokenizer is not None:
-            foresee(self._tokenizer, (question for row in rows if (question := self._asked(row)) is not None))
+            foresee(self._tokenizer, (question for row in rows if (question := self._question(row)) is not None))
 
-    def _asked(self, row: int) -> tuple[str, Any] | None:
+    def _question(self, row: int) -> tuple[str, Any] | None:
         return question_of(
             self._prompts[row], f"prompt {row} of the data", row=row, columns=self._extra, chat=self.options.chat,
             system=self.options.system,
@@ -730,7 +737,7 @@ class PromptStream(RowStream):
 
     def _encode(self, row: int) -> list[int]:
         prompt, options = self._prompts[row], self.options
-        question = self._asked(row)
+        question = self._question(row)
         if question is None:
             wrong = [t for t in prompt if not is_whole(t)]
             if wrong:
@@ -757,7 +764,7 @@ class PromptStream(RowStream):
         return is_conversation(prompt) or (isinstance(prompt, str) and self.options.chat)
 
     def _first_chat(self) -> bool:
-        """Look at the first conversation, which asks the chat template: what it does not take is told where the data is given.
+        """Encode the first conversation: what the chat template refuses is raised where the data is given.
 
         Returns:
             Whether there is one.
@@ -778,6 +785,7 @@ class PromptStream(RowStream):
         for row, prompt in enumerate(self._prompts):
             if len(prompt) == 0 or (isinstance(prompt, str) and not prompt.strip()):
                 raise OptionError(f"prompt {row} of the data is empty ({shown(prompt)}); leave such rows out")
+            # fewer bytes than this cannot be too many tokens, so that most prompts are encoded when their batch is asked for
             limit = self._context - (CHAT_OVERHEAD_BYTES if self._is_chat(row) else 2)
             try:
                 size = size_of(prompt)
@@ -785,6 +793,7 @@ class PromptStream(RowStream):
                 raise OptionError(f"prompt {row} of the data {NO_UTF_8}") from error
             if size >= limit and self._tokenizer is not None and self.options.max_prompt_tokens is None:
                 long.append(row)
+        # a tokenizer near the cluster answers for all of them in one message
         self._foresee(long)
         for row in long:
             self._encode(row)

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
         ...
 
     def notes(self) -> list[str]:
-        """Return what was chosen so far where the model's files leave a choice, a sentence each."""
+        """Return the choices so far where the model's files leave one, a sentence each."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
@@ -106,7 +106,7 @@ class ByteTokenizer(_Simulated):
         return list(text.encode("utf-8", "replace"))
 
     def decode(self, token_ids: Sequence[int], *, special: bool = True) -> str:
-        """Return the text of bytes; what is none is left out."""
+        """Return the text of bytes; ids that are none are left out."""
         return bytes(int(t) for t in token_ids if 0 <= t < NUM_BYTES).decode("utf-8", "replace")
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:

@@ -391,7 +391,7 @@ def _updates(count: int) -> str:
 
 
 def _words(role: Mapping[str, Any]) -> list[str]:
-    """Say of a role of the picture's data what it is: model, layouts, and what a shadow does for it."""
+    """Describe a role of the picture's data: model, layouts, and what a shadow does for it."""
     words = [role["kind"]] if role["shadow_of"] else [f"{role['model']} {role['dtype']}", role["lora"]]
     words += [f"'{role['train']}'"] if role["train"] else []
     words += [f"rollout '{role['rollout']}'"] if role["rollout"] else []
@@ -501,7 +501,7 @@ class LiveDataflow(LiveStep):
         return self.snapshot().transfer_to_pandas(source, target)
 
     def view(self) -> dict[str, Any]:
-        """Return what a picture shows, as plain data."""
+        """Return plain data for a picture."""
         return self.snapshot().view()
 
     def to_text(self) -> str:

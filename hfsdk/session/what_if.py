@@ -1,4 +1,4 @@
-"""``session.what_if(...)``: a plan with sliders. Whatever is moved, the plan is found anew.
+"""``session.what_if(...)``: a plan with sliders, which is found anew whenever one is moved.
 
 ::
 
@@ -45,7 +45,7 @@ FindPlan = Callable[[ClusterSpec, Workload, str, Mapping[str, Layout]], Plan]
 
 
 class WhatIf:
-    """A plan and what it is asked for. In a notebook it draws itself, with sliders.
+    """A plan and the question that it answers. In a notebook it draws itself, with sliders.
 
     Attributes:
         plan: the last plan that was found.
@@ -101,7 +101,7 @@ class WhatIf:
         placement: str | None = None,
         layouts: Mapping[str, str] | None = None,
     ) -> Self:
-        """Change what is asked for, and plan anew; what is left out stays.
+        """Change the question, and plan anew; what is left out stays.
 
         Args:
             devices: over all nodes: part of a node, or whole ones.
@@ -133,7 +133,7 @@ class WhatIf:
         return self
 
     def attempt(self, changes: Mapping[str, Any]) -> None:
-        """Change what is asked for, as the picture's sliders do; where that has no plan, ``error`` says why and the plan stays.
+        """Change the question, as the picture's sliders do; where it has no plan, ``error`` says why and the plan stays.
 
         Args:
             changes: the same as in :meth:`set`, layouts as ``{"layout of actor": "tp8"}``.
@@ -149,7 +149,7 @@ class WhatIf:
 
     @checked
     def sweep(self, name: str, values: Annotated[Sequence[float], Length(1, 1_000)] | None = None) -> pd.DataFrame:
-        """Return what a step takes and costs over one of the sliders, the others as they are.
+        """Return the seconds and the price of a step over one of the sliders, the others as they are.
 
         Args:
             name: ``"devices"``, ``"prompts"``, ``"prompt_tokens"``, ``"response_tokens"`` or ``"price_per_device_hour"``.
@@ -230,6 +230,7 @@ class WhatIf:
 
     def _point(self, question: Question, value: float) -> Point:
         with self._lock:
+            # a point of the curve is no answer to the user: the time shown stays that of the last question
             seconds = self.seconds_taken
             if question not in self._points:
                 try:
@@ -363,7 +364,7 @@ class WhatIf:
         return [stops[round(i * (len(stops) - 1) / max(1, count - 1))] for i in range(count)]
 
     def view(self) -> dict[str, Any]:
-        """Return plain data for display: the plan's, what can be moved, and the curve over what was moved last."""
+        """Return plain data for display: the plan's, the sliders, and the curve over the one that was moved last."""
         with self._lock:
             question, layouts, curve = self.question, dict(self.question.layouts), self.curve
             sliders = [{
@@ -389,7 +390,7 @@ class WhatIf:
             }  # fmt: skip
 
     def _belongs(self, curve: Curve) -> bool:
-        """Return whether a curve is still over what it says, the others being as they were."""
+        """Return whether a curve still holds: its slider is there, and the others are as they were."""
         return replace(self.question, **{curve.name: getattr(curve.others, curve.name)}) == curve.others
 
     def _picture_(self) -> Picture:
@@ -411,7 +412,7 @@ class WhatIf:
 
 
 def _grouping(plan: Plan) -> str:
-    """Name who shares devices with whom, whatever the sizes."""
+    """Name the roles that share devices, without their sizes."""
     return plan.best.preset or re.sub(r" \(\d+\)", "", plan.best.title)
 
 

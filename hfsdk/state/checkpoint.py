@@ -72,7 +72,7 @@ from hfsdk.state.folder_lock import Turns, lock_of
 from hfsdk.state.history import HistoryLog
 
 POLL_S = 0.02
-"""How often workers are asked whether their files are written."""
+"""The seconds between two looks at whether workers have written their files."""
 
 
 class Saving(Awaited):
@@ -167,7 +167,7 @@ class Saving(Awaited):
             )
 
     def _check_host_memory(self) -> None:
-        """Refuse, or tell of, copies that hosts have not the memory for; they are there until all is written.
+        """Refuse, or give a notice of, copies that hosts have not the memory for; they are there until all is written.
 
         Raises:
             CheckpointError: says how much is needed and free.
@@ -200,7 +200,7 @@ class Saving(Awaited):
                 self._over.set()
 
     def run_in_background(self) -> None:
-        """Save in a thread from where the roles have been told to copy; :meth:`wait` tells how it ended.
+        """Save in a thread once the roles have their calls to copy; :meth:`wait` says how it ended.
 
         Where no thread can be started it is over when this returns.
 
@@ -241,6 +241,7 @@ class Saving(Awaited):
         results = _results(self._session, self._trained, self._calls)
         files: dict[str, FileSum] = {}
         for handle in self._trained:
+            # the calls are over when the ranks have copied; their files are written behind them
             while (written := client.send(m.Saved(handle.name))) is None:
                 time.sleep(POLL_S)
             files |= {f"{handle.name}/{name}": file_sum for name, file_sum in written.items()}
@@ -256,6 +257,7 @@ class Saving(Awaited):
         index = index_bytes([*older, listed])
         write_file(self._building / SAVE, content)
         if isinstance(self._building, Path):
+            # the index comes with the folder, so that putting it in place is one rename, also on a full disk
             write_file(self._building / INDEX, index)
             self._building.rename(self._state)
         else:
@@ -377,7 +379,7 @@ def load_session(session: Saveable, folder: str | Path) -> None:
 
 
 def _checked_save(session: Saveable, root: AnyPath, state: str, trained: Sequence[ModelHandle]) -> Save:
-    """Return the save that is asked for (the last one for ``""``) once all of it was compared.
+    """Return the save of this name (the last one for ``""``) once all of it was compared.
 
     Raises:
         CheckpointError: it is damaged, not there, or of other roles.
@@ -414,7 +416,7 @@ def _others(index: Index, damaged: Listed) -> str:
 
 @contextlib.contextmanager
 def _disk_errors(folder: AnyPath, writes: bool = True) -> Iterator[None]:
-    """Tell what the disk refuses as a CheckpointError."""
+    """Raise what the disk refuses as a CheckpointError."""
     what = "save to" if writes else "load from"
     try:
         yield
@@ -445,7 +447,7 @@ def _results(session: Saveable, handles: list[ModelHandle], calls: list[int]) ->
 
 
 def _settle(client: ControllerClient, calls: list[int]) -> None:
-    """Wait until such calls are over; the first failure is told by who saves or loads, and those of other roles no later."""
+    """Wait until such calls are over; saving or loading raises the first failure, and no later call the others."""
     client.settle(calls)
     with contextlib.suppress(SessionClosedError):
         client.send(m.AcknowledgeFailures(tuple(calls)))
@@ -525,13 +527,13 @@ class Saveable:
         return [handle for handle in self.deployment.book if handle.role.trainable]
 
     def to_save(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides weights."""
+        """Return a checkpoint's content besides weights."""
         context = self.context
         positions = self.places.positions()
         return {"seed": context.seed, "counters": context.kept_counters(), "positions": positions, **self.log.to_save()}
 
     def take(self, saved: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint kept besides weights."""
+        """Take over a checkpoint's content besides weights."""
         self.context.seed = int(saved["seed"])
         self.context.counters.replace(saved["counters"])
         self.log.take(saved)
@@ -559,6 +561,7 @@ def check_space(session: Saveable, folder: AnyPath, num_saves: int, keep: int) -
         return
     each = sum(num_bytes(handle, stepped=True) for handle in session.trained())
     there = len(states_in(folder)) if folder.is_dir() else 0
+    # the oldest save goes only when a new one is complete: keep + 1 at a time
     more = max(1, min(num_saves, keep + 1 - there))
     needed, free = more * each + SPARE_BYTES, shutil.disk_usage(existing_parent(folder)).free
     if free < needed:

@@ -253,7 +253,7 @@ class _WrongError(Exception):
 
 @contextmanager
 def _checking(file: AnyPath) -> Iterator[None]:
-    """Tell what is wrong inside as damage of a file."""
+    """Raise what is wrong inside as damage of a file."""
     try:
         yield
     except _WrongError as error:
@@ -313,6 +313,7 @@ def _check_branches(branches: Any, num_rows: int) -> set[str]:
         _need(_is_count(branch[3]) and branch[3] <= num_rows, "a branch", form)
         parents[branch[0]] = branch[1]
     _need(len(branches) == len({branch[0] for branch in branches}), "session.branches", "each named once")
+    # walk from each branch to one that is known to end at the root; meeting a name again on the way is a cycle
     rooted = {""}
     for name in parents:
         line = []
@@ -359,7 +360,7 @@ def new_state(root: AnyPath, number: int) -> tuple[AnyPath, AnyPath]:
 
 
 def tell_of_unfinished(index: Index, ours: Collection[str], notice: Callable[[str], None]) -> None:
-    """Say of a store, once, what is there of saves that no index names: nobody knows whether they are still being written."""
+    """Report of a store, once, the folders that no index names: nobody knows whether they are still being written."""
     if not isinstance(index.root, StorePath):
         return
     named = {*ours, *(save.state for save in index.saves)}

@@ -49,7 +49,7 @@ class Turns:
         self._waiting: deque[object] = deque()
 
     def take(self, who: object) -> None:
-        """Wait for the turn; whatever interrupts that, :meth:`give` ends it."""
+        """Wait for the turn; where that is interrupted, :meth:`give` ends it."""
         self._waiting.append(who)
         while self._waiting[0] is not who:
             time.sleep(LOOK_S)
@@ -164,7 +164,7 @@ class StoreTurn:
 
 
 def lock_of(folder: AnyPath) -> FolderLock | StoreTurn:
-    """Return what a save to a folder, or to a store, waits for and holds."""
+    """Return the lock, or the turn, that a save to a folder or to a store waits for and holds."""
     return StoreTurn(folder) if isinstance(folder, StorePath) else FolderLock(folder)
 
 

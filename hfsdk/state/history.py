@@ -1,4 +1,4 @@
-"""``HistoryLog``: what was trained in a session, step by step and branch by branch."""
+"""``HistoryLog``: the training of a session, step by step and branch by branch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HistoryLog:
         self.since = 0
 
     def history(self) -> History:
-        """Return what was trained: steps and updates, branches, functions."""
+        """Return the history: steps and updates, branches, functions."""
         entries = [(int(row.pop(ORDER)), row) for row in self.rows]
         entries += self._by_hand()
         entries.sort(key=itemgetter(0))
@@ -85,7 +85,7 @@ class HistoryLog:
             if function is not None:
                 self._client.sources.setdefault(f"{function.name}@{function.version}", function.source)
         versions = {f"{name}_function": f"{f.name}@{f.version}" for name, f in functions.items() if f}
-        versions |= {"metrics": ", ".join(self._known(metric) for metric in metrics)} if metrics else {}
+        versions |= {"metrics": ", ".join(self._version_of(metric) for metric in metrics)} if metrics else {}
         place = {"kind": "step", "branch": self.branch, "parent": self.branches[self.branch].parent}
         if algorithm is not None:
             place["algorithm"] = repr(algorithm)
@@ -98,7 +98,7 @@ class HistoryLog:
         """Add numbers to the last step's row."""
         self.rows.amend(numbers)
 
-    def _known(self, function: Any) -> str:
+    def _version_of(self, function: Any) -> str:
         """Return ``name@version`` of a function that runs here and need not travel, and remember its source."""
         try:
             shipped = Shipped.of(function)

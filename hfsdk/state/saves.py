@@ -53,7 +53,7 @@ class Saves:
         tell_of_anothers(folder_of(folder, "a save"), self._session.context.notice)
 
     def tell_of_place(self, folder: str | Path | None, stream: RowStream) -> None:
-        """Tell that a stream begins elsewhere than where the checkpoint that a run goes on from had one."""
+        """Give a notice where a stream begins elsewhere than it was in the checkpoint that a run goes on from."""
         place = None if folder is None else self._session.places.passed_over(stream)
         if place is not None:
             self._session.context.notice(

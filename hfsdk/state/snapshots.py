@@ -74,7 +74,7 @@ class Snapshots:
         return made
 
     def room(self) -> tuple[HostRoom, ...]:
-        """Return what a snapshot would take of each node's host memory, and what that has; waits for what was submitted so far."""
+        """Return a snapshot's bytes on each node, and the node's free host memory; waits for the calls submitted so far."""
         trained = self.trained
         for handle in trained:
             self._deployment.ready(handle)
@@ -109,7 +109,7 @@ class Snapshots:
         self._forgetters[snapshot] = forget
 
     def take_known(self, taken_elsewhere: Mapping[str, Snapshot], gone: Sequence[str]) -> None:
-        """Know snapshots that another process of this session has taken, and not those that it has let go."""
+        """Add snapshots that another process of this session has taken, and drop those that it has let go."""
         for name, snapshot in taken_elsewhere.items():
             self._snapshots[name] = snapshot
         for name in gone:
@@ -237,6 +237,7 @@ class Snapshots:
                 )
             handle = handles[role.name]
             difference = _difference(role, self._deployment.book.declared(handle))
+            # a weighted sum is a role with a function of ours: its declaration alone does not tell it from the user's
             summed = role.function is not None and role.function.name == WeightedScores.__name__
             if not difference and summed != isinstance(handle, RewardSum):
                 difference = "a weighted sum then, a function now" if summed else "a function then, a weighted sum now"
@@ -255,7 +256,7 @@ class Snapshots:
 
 
 def _difference(before: RoleSpec, now: RoleSpec) -> str:
-    """Say in what a role is another one than it was; ``""`` where it is the same, layouts and functions aside."""
+    """Return the difference of two declarations in words; ``""`` where they are the same, layouts and functions aside."""
     if (before.function is None) != (now.function is None):
         return "a function then, a model now" if before.function is not None else "a model then, a function now"
     for field, word in MUST_AGREE:

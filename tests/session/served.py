@@ -15,7 +15,7 @@ from hfsdk.kept import requests as k
 from hfsdk.kept import server, tls, wire
 from hfsdk.kept import session_actor as keepers
 from hfsdk.kept.attach import package_version
-from hfsdk.session.start import start_simulated, taken
+from hfsdk.session.start import as_started, start_simulated
 
 TOKEN = "a-token-of-thirty-two-characters"
 NAME = "exp7"
@@ -39,7 +39,7 @@ class Near:
 def kept_session(monkeypatch):
     """Keep a simulated session, which every server of this process then finds."""
     monkeypatch.setattr(keepers.SessionActor, "_tick", lambda keeper: None)  # it ends its process with the session
-    monkeypatch.setattr(keepers, "start_kept", lambda *options: taken(start_simulated("1x2 A100-80GB", None)))
+    monkeypatch.setattr(keepers, "start_kept", lambda *options: as_started(start_simulated("1x2 A100-80GB", None)))
     keeper = keepers.SessionActor(
         k.KeepOptions(name=NAME, version=package_version(), seed=0, devices=2, own_machine=True, unattended_s=1e5)
     )

@@ -44,6 +44,7 @@ def plan_orders(request: Submit, role: RoleSpec, stored: Mapping[int, Stored]) -
     protocol = request.protocol or THREE_D
     inputs = dict(request.inputs)
     work = request.kind.work
+    # a loss computes with numbers: columns of texts stay where they are
     if work == "loss":
         inputs = {n: r for n, r in inputs.items() if _info(r, stored).kind != "object"}
     micro_batches: list[MicroBatches] = [()] * mesh.layout.size
@@ -86,6 +87,7 @@ def picks_for(inputs: Mapping[str, ColumnRef], rows: Array, stored: Mapping[int,
     """Return where to read ``rows`` of some columns; columns of one call with the same rows are read together."""
     groups: dict[tuple[int, int], dict[str, ColumnRef]] = {}
     for name, ref in inputs.items():
+        # columns that were selected together share one array of row numbers
         groups.setdefault((ref.call_id, id(ref.rows) if ref.rows is not None else 0), {})[name] = ref
     picks = []
     for (call_id, _), refs in groups.items():

@@ -1,4 +1,4 @@
-"""Host memory that copies of what is trained take on each node: told before it is spent.
+"""Host memory that copies of trained roles take on each node: known before it is spent.
 
 A snapshot, and a save until it is written, copy every trained role once; its ranks copy a share each (``shares.py``). So a node
 needs what its ranks' shares are. A 70B actor in bf16 after its first step, tp8 pp2 dp4 on eight nodes of eight GPUs (14 bytes a
@@ -24,7 +24,7 @@ from hfsdk.engine.calls.dispatch import mesh_of
 from hfsdk.resharding.boxes import has_boxes, megatron_boxes
 
 NOTICE_SHARE = 0.5
-"""A copy that takes more than this part of a node's free memory is told of."""
+"""The share of a node's free memory above which a copy gives a notice."""
 
 _CGROUPS = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -75,7 +75,7 @@ def needed_by_node(copies: Iterable[tuple[RoleSpec, Sequence[int], bool]]) -> di
 
 
 def rooms(needed: Mapping[int, int], free: Mapping[int, int]) -> tuple[HostRoom, ...]:
-    """Put together what nodes need and have."""
+    """Return, for every node, the bytes that copies need there and those that are free."""
     return tuple(HostRoom(node, num_bytes, free.get(node)) for node, num_bytes in needed.items())
 
 

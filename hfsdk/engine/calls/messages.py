@@ -92,7 +92,7 @@ class Submit:
     result: str = "first"
     """The ranks whose small results are kept: ``"first"`` (rank 0's) or ``"all"`` (a list by rank)."""
     wait_s: float = 0.0
-    """How long the answer may wait for the call's end, where it has a way to go: whoever started it waits for that next."""
+    """The seconds that the answer may wait for the call's end, where it has a way to go: the caller waits for that next."""
     step: int | None = None
     """The step that the call is of, as :class:`BeginStep` numbered it; ``None`` by hand, where phases say when one begins."""
 
@@ -220,7 +220,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True)
 class Rewind:
-    """Give trained roles kept states back; what is trained from then on belongs to ``branch``."""
+    """Give trained roles kept states back; training from then on belongs to ``branch``."""
 
     kept: tuple[StateCopy, ...]
     branch: str = ""
@@ -249,7 +249,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class AcknowledgeFailures:
-    """Take the failures that nobody has looked at as seen: they tell of what was told, and no later call needs to raise them.
+    """Take the failures that nobody has looked at as seen, so that no later call raises them.
 
     Workers that have ended as well, or hang, are taken as gone with them; nothing may run meanwhile.
     """

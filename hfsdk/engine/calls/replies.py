@@ -1,4 +1,4 @@
-"""``Reply``: what a message was answered with, on its way to another process; an error keeps what it came from."""
+"""``Reply``: the answer to a message, on its way to another process; an error keeps its causes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reply:
 
 
 def errors_of(error: BaseException | None) -> tuple[Exception, ...]:
-    """Return an error and what it came from, as far as it can travel."""
+    """Return an error and its causes, as far as they can travel."""
     errors: list[Exception] = []
     while isinstance(error, Exception) and error not in errors:
         errors.append(_portable(error))
@@ -48,7 +48,7 @@ def errors_of(error: BaseException | None) -> tuple[Exception, ...]:
 
 
 def joined(errors: tuple[Exception, ...]) -> Exception:
-    """Return the first of some errors, with the others as what it came from."""
+    """Return the first of some errors, with the others as its causes."""
     for error, cause in pairwise(errors):
         error.__cause__ = cause
     return errors[0]

@@ -1,4 +1,4 @@
-"""Calls that ran, kept so that they can be carried out again on a simulated twin: who asked whom for what, and all lengths.
+"""Calls that ran, kept so that they can be carried out again on a simulated twin: roles, requests, and all lengths.
 
 Kept are references and lengths, no columns and none of the user's functions, and those of the controller's last calls alone.
 """
@@ -39,6 +39,6 @@ class Rerun:
         return cls(call, replace(request, inputs=inputs, arguments=request.arguments.without_function()), lengths)
 
     def ended(self, stored: Stored | None) -> Rerun:
-        """Note what a call that generates has written."""
+        """Note the response lengths of a call that generates."""
         info = stored.columns.get("response") if stored is not None else None
         return self if info is None or info.lengths is None else replace(self, responses=info.lengths)

@@ -40,6 +40,7 @@ def received_by_link(trained: RoleSpec, shadow: RoleSpec) -> list[dict[str, int]
     assert trained.learned is not None
     if shadow.rollout is None or not has_boxes(trained.learned):
         size, ranks = _needed_bytes(trained.learned, trained.dtype, shadow.rollout), mesh_of(shadow).ranks
+        # any trained rank may be the one to send, so one on another node makes the link a slow one
         crosses = [any(node != shadow.nodes[rank] for node in trained.nodes) if shadow.nodes else False for rank in ranks]
         return [{near: 0 if crosses[rank] else size, far: size if crosses[rank] else 0} for rank in ranks]
     plan = plan_between(trained, shadow)

@@ -1,4 +1,4 @@
-"""``Announcer``: tells listeners of the start, progress and end of calls; the monitor asks running calls how far they are."""
+"""``Announcer``: sends listeners the start, progress and end of calls; the monitor asks running calls for their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hfsdk.engine.controller.records import CallRecord, Ledger
 
 
 class Announcer:
-    """Tells listeners of calls; anyone may announce, on any thread."""
+    """Sends listeners the events of calls; anyone may announce, on any thread."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []

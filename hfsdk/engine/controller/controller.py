@@ -173,7 +173,7 @@ class Controller:
         return tuple(filter(None, returned))
 
     def _return_one(self, record: RoleRecord, state: StateCopy) -> str:
-        """Give a role back what it had; where that is gone, return with what of behind it the role comes back, in words."""
+        """Give a role its state back; where that is gone, return in words with which older state the role comes back."""
         self._keeping.back_at(record, state)
         try:
             if self._keeping.still_has(state):
@@ -254,6 +254,7 @@ class Controller:
                 if source is None or source.released:
                     raise ColumnError(f"column {name!r} is gone: nothing referred to it any more; run the call that wrote it again")
             sources = [self._calls[ref.call_id] for ref in message.inputs.values()]
+            # checked before anything is counted: a refused call must leave no version and no step behind
             self._keeping.check_fresh(message, sources)
             step = self._steps.of_call(message.phase, message.step)
             if role is not None and message.kind.changes_weights:
@@ -274,7 +275,7 @@ class Controller:
             self._calls.in_row(message.call_ids)
 
     def _enqueue(self, record: CallRecord, lane: str) -> None:
-        """Put a call on its lane, behind what runs on lanes that share devices with it."""
+        """Put a call on its lane, behind the calls on lanes that share devices with it."""
         self._calls.add(record)
         pool = next((p for p in self._homes.placement.pools if p.name == lane), None) if self._homes.placement else None
         if pool is not None:
@@ -300,7 +301,7 @@ class Controller:
         return self._keep(replace(message.stored, parts=(part,)), message.step)
 
     def _keep(self, stored: Stored, step: int | None) -> int:
-        """Know a stored table by a call of its own, which is over."""
+        """Note a stored table under a call of its own, which is over."""
         with self._lock:
             self._next_id += 1
             call = Call(

@@ -105,12 +105,14 @@ class Execution:
         record.rerun = record.rerun.ended(outcome.stored)
         record.stored, record.spans = None if record.released else outcome.stored, outcome.spans
         record.column_bytes = column_bytes(outcome.stored) if outcome.stored else {}
+        # a shadow's own call: it read the weights too, with the call (bundles) or over a link before it (taken)
         if record.sync is not None and record.sync.call is not record and record.reads is not None:
             bundles = work.weights.bundles if work.weights is not None else record.sync.taken
             if bundles:
                 record.reads.add(weights_taken(record.sync.call.call.id, bundles))
             record.sync.taken = ()
         if outcome.error is not None:
+            # an update that failed may have taken some of its optimizer steps: the ranks say how many
             if role is not None and request.method == UPDATE.name:
                 try:
                     self._recount_updates(role, record, work)
@@ -118,6 +120,7 @@ class Execution:
                     self._pools_died(record, error)
                     return
             if record.sync is not None and work.weights is not None:
+                # a cancelled call has not touched the weights, which can be given again
                 record.sync.failed = not isinstance(outcome.error, CallCancelledError)
             raise outcome.error
         if work.pool is not None:
@@ -136,7 +139,7 @@ class Execution:
             self._announcer.tell({"type": "notice", "text": STRANGERS_TEXT})
 
     def _plan(self, record: CallRecord, request: m.Submit, role: RoleRecord | None, stored: dict[int, Stored]) -> Work:
-        """Return what a call is to the runtime; its role is loaded by then, as is a shadow that takes weights straight from it."""
+        """Return a call as the runtime takes it; its role is loaded by then, as is a shadow that takes weights straight from it."""
         if role is None or role.spec.function is not None:
             return Work(record.call, None, (task_order(request, stored),), request.timeout_s)
         pool, sync = self._homes.ensure_loaded(role), record.sync
@@ -187,7 +190,7 @@ class Execution:
         self.finish(record, type(first)(words, **{**first.fields(), **where(record.call)}))
 
     def finish(self, record: CallRecord, error: Exception | None) -> None:
-        """End a call, well or with an error, and tell who listens; one that is over stays as it is."""
+        """End a call, well or with an error, and let listeners know; one that is over stays as it is."""
         if record.state in FINISHED:
             return
         cancelled = isinstance(error, CallCancelledError)

@@ -1,4 +1,4 @@
-"""``Answers``: what the controller answers to questions: calls, spans, dataflow, devices.
+"""``Answers``: the controller's answers to questions: calls, spans, dataflow, devices.
 
 Nothing changes by it, but that a look at the cluster's nodes may find another one in place of one that left.
 Without the controller's lock, which a place holds while it waits for lanes.

@@ -61,7 +61,7 @@ class WeightSync:
     """Weights of a trained role on their way to its shadow."""
 
     version: int
-    """The role's ``changes`` when they were asked for."""
+    """The role's ``changes`` when they were requested."""
     call: CallRecord
     """Takes them out of the trained role."""
     shadow: RoleSpec
@@ -146,13 +146,13 @@ class CallRecord:
             return True
 
     def ask_cancel(self) -> bool:
-        """Note that the call shall stop; return whether it runs already, and so has to be told."""
+        """Note that the call shall stop; return whether it runs already, and so needs a message."""
         with self._turn:
             self.cancel_asked = True
             return self.state == "running"
 
     def end(self, state: str, error: Exception | None = None, tell: Callable[[], None] = lambda: None) -> None:
-        """The call is over: ``tell`` listeners, then whoever waits goes on."""
+        """End the call: ``tell`` listeners, then let those who wait go on."""
         if self.start_ns:
             self.duration_s = time.perf_counter() - self.start_s
         self.state, self.error = state, error
@@ -324,22 +324,24 @@ def tokens_of(request: Submit, inputs: Mapping[int, Stored], outcome: Stored | N
 
 
 # -- the calls that the controller remembers
-#
-# A session runs for days; what it remembers must not grow with its steps. Calls of the last :data:`~hfsdk.core.trace.KEPT_STEPS`
-# steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only evaluates is one long step. An older one stays
-# only while it is under way or somebody can still ask for what it wrote (a batch, a metric); of the others nothing stays but, where
-# the user trained by hand, one :class:`~hfsdk.engine.calls.queries.Change` for the history::
-#
-#     step   0 ........ 149 | 150 ................... 199 |
-#            changes by hand | calls, spans, dataflow      |  <- now
-#            calls that a live batch refers to
 
 MOST_CALLS = 10_000
 """The number of calls beyond which the oldest go, whatever step they are of."""
 
 
 class Ledger:
-    """The calls of a session, as far as they are remembered. Adding and pruning need the controller's lock; looking needs none."""
+    """The calls of a session, as far as they are remembered. Adding and pruning need the controller's lock; looking needs none.
+
+    A session runs for days; what it remembers must not grow with its steps. Calls of the last
+    :data:`~hfsdk.core.trace.KEPT_STEPS` steps are kept whole, with their spans, up to :data:`MOST_CALLS`: a loop that only
+    evaluates is one long step. An older one stays only while it is under way or somebody can still ask for what it wrote (a
+    batch, a metric); of the others nothing stays but, where the user trained by hand, one
+    :class:`~hfsdk.engine.calls.queries.Change` for the history::
+
+        step   0 ........ 149 | 150 ................... 199 |
+               changes by hand | calls, spans, dataflow      |  <- now
+               calls that a live batch refers to
+    """
 
     def __init__(self) -> None:
         self._records: dict[int, CallRecord] = {}
@@ -386,11 +388,11 @@ class Ledger:
         return [record for record in self if step in (None, record.call.step)]
 
     def in_row(self, call_ids: Sequence[int]) -> None:
-        """Note calls whose step has a row of its own: the history tells of them there."""
+        """Note calls whose step has a row of its own in the history."""
         self._in_rows.update(call_id for call_id in call_ids if call_id in self._records)
 
     def changes(self) -> list[Change]:
-        """Return what changed weights outside of steps with a row of their own, in the order of submission."""
+        """Return the changes of weights outside of steps with a row of their own, in the order of submission."""
         recent = [r.change for r in self if r.made is not None and r.call.id not in self._in_rows]
         return sorted([*self._changes, *recent], key=lambda change: change.call_id)
 
@@ -419,13 +421,13 @@ def _over(record: CallRecord) -> bool:
 # -- the rows and bytes that a planned call reads, by rank and object: counted from its orders, without a look at values
 
 MOST_RUNS = 8
-"""Row numbers are told in at most so many runs."""
+"""The number of runs that row numbers are given in, at most."""
 
 
 def transfers_of(
     request: Submit, orders: Sequence[Order], stored: Mapping[int, Stored], *, task: bool = False
 ) -> tuple[Transfer, ...]:
-    """Return what the ranks of a call (or a CPU task's process) read, by the call that wrote it.
+    """Return the transfers to the ranks of a call (or a CPU task's process), by the call that wrote them.
 
     Ranks with the same rows have the same picks, and are counted once.
     """
@@ -496,7 +498,7 @@ def column_bytes(stored: Stored) -> dict[str, int]:
 
 
 def weights_taken(source: int, bundles: Sequence[Bundle]) -> Transfer:
-    """Return what a shadow's ranks took over of a trained role's weights: who had which object for whom."""
+    """Return the transfer of a trained role's weights to a shadow's ranks: which rank had which object for whom."""
     ranks = sorted({bundle.source for bundle in bundles})
     holders = tuple(Holder(rank, 0, sum(b.num_bytes for b in bundles if b.source == rank)) for rank in ranks)
     bytes_from: dict[int, dict[int, int]] = {}
@@ -541,7 +543,7 @@ class _Reading:
         return _row_bytes(self.stored.columns.get(name), self.stored.num_rows)
 
     def transfer(self) -> Transfer:
-        """Return what was counted."""
+        """Return the counted transfer."""
         holders = tuple(Holder(part.rank, len(part.rows), part.num_bytes) for part in self.stored.parts)
         sizes = {
             name: round(float(self._row_bytes(stored)[wanted].sum()))
@@ -619,15 +621,6 @@ class Steps:
 
 
 # -- the weights that a call saw, and those that today's weights descend from
-#
-# Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is trained
-# from there on belongs to another branch::
-#
-#     main      v1 -- v2 -- v3 -- v4 -- v5           a batch generated at v4 is of the branch main ...
-#                      \
-#     kl 0.1            '-- v6 -- v7                 ... and stale for v7, which comes from v2: a batch of v1 or v2 is not
-#
-# Pure bookkeeping: no weights, no processes.
 
 MAIN = "main"
 """The branch of a session that was never rewound."""
@@ -694,7 +687,16 @@ class Version:
 
 
 class Lineage:
-    """Makes versions and says which are stale.
+    r"""Makes versions and says which are stale.
+
+    Every submitted change of a trained role makes the next *version* of it; a rewind goes back to an older one, and what is
+    trained from there on belongs to another branch::
+
+        main      v1 -- v2 -- v3 -- v4 -- v5           a batch generated at v4 is of the branch main ...
+                         \
+        kl 0.1            '-- v6 -- v7                 ... and stale for v7, which comes from v2: a batch of v1 or v2 is not
+
+    Pure bookkeeping: no weights, no processes.
 
     Attributes:
         branch: the branch of what is trained now.

@@ -1,4 +1,4 @@
-"""``RolePlacer``: which role lives on which pool, moving them, and what they come back with when the workers that held them end.
+"""``RolePlacer``: the roles and their pools, moves between them, and what roles come back with when their workers have ended.
 
 A trained role's state is somewhere at every moment of a move, and whoever holds it may end::
 
@@ -138,7 +138,7 @@ class RolePlacer:
             self._loading.append(((name, specs[name].shadow_of), self._post(homes[name], self._loader(name))))
 
     def await_loads(self, role: str = "") -> None:
-        """Wait until the roles of the last place are loaded, and tell what was lost.
+        """Wait until the roles of the last place are loaded, and raise what was lost.
 
         Raises:
             WorkerDiedError: a worker ended meanwhile; says what every role that lived there, or was on its way, comes back with.
@@ -213,7 +213,7 @@ class RolePlacer:
         return aside
 
     def _cross(self, crossing: Mapping[str, Pool], aside: Mapping[Pool, Pool]) -> None:
-        """Have roles leave pools, of which some were set aside, for those of the placement; close what was set aside."""
+        """Move roles from pools, of which some were set aside, to those of the placement; close what was set aside."""
         for name, pool in crossing.items():
             record = self.roles[name]
             if record.loaded:  # else its pool was lost when another role left it
@@ -259,7 +259,7 @@ class RolePlacer:
             self._failures.append(error)
 
     def _taker(self, record: RoleRecord, pool: Pool, *, fresh: bool) -> Callable[[], None]:
-        """Return what frees a role where it lives and keeps what it has learned, for its next place; for its lane."""
+        """Return the function that frees a role where it lives and keeps its state for its next place; for its lane."""
 
         def take_out() -> None:
             name = record.spec.name
@@ -345,6 +345,7 @@ class RolePlacer:
             raise StateGoneError(f"the snapshot that {record.spec.name} was to come back with was let go.")
         if state is not None and not self._runtime.holds(state):
             raise StateGoneError(f"what {record.spec.name} was to come back with, of a snapshot, is gone with a worker.")
+        # built first: a snapshot's state goes into a role that is there
         self._runtime.load(replace(record.spec, restore=record.restore), pool, record.state)
         if state is None:
             return
@@ -370,6 +371,7 @@ class RolePlacer:
 
         Returns the error that says what is lost.
         """
+        # a part and the whole share their workers: with one of them all are closed, parts first
         family = [p for p in self.open_pools.values() if (pool.within or pool.name) in (p.name, p.within)] or [pool]
         for member in sorted(family, key=lambda member: not member.within):
             self._runtime.close_pool(member.name, kill=True)
@@ -393,7 +395,7 @@ class RolePlacer:
         return WorkerDiedError(f"{error.message} The pool is started again at the next call; {words}.", **error.fields())
 
     def dead_pools(self) -> list[Pool]:
-        """Ask for the open pools of which a worker has ended or hangs; while nothing runs, and without the controller's lock."""
+        """Return the open pools of which a worker has ended or hangs; while nothing runs, and without the controller's lock."""
         return [pool for pool in list(self.open_pools.values()) if not pool.within and not self._runtime.devices(pool)]
 
     def close_dead(self, pools: Sequence[Pool]) -> None:
@@ -406,6 +408,7 @@ class RolePlacer:
         """A role's state is gone: choose what it comes back with at the next call; return that in words."""
         state = self.keeping.newest(record)
         from_checkpoint = record.checkpoint_updates if record.checkpoint else 0
+        # after a rewind the last checkpoint may be of another branch than the one that is trained now
         behind = record.checkpoint_version is None or self.keeping.head(record).made_of(record.checkpoint_version)
         record.state, record.restore, record.restore_kept = None, record.checkpoint, None
         back, updates = (f"checkpoint {record.checkpoint}" if record.checkpoint else "its initial weights"), from_checkpoint

@@ -26,6 +26,8 @@ Post = Callable[[RoleRecord, Callable[[Pool], None]], Callable[[], None]]
 
 @dataclass(eq=False)
 class _StateEntry:
+    """A kept state, the version of its weights, and the number of snapshots that refer to it."""
+
     state: StateCopy
     version: Version
     num_users: int
@@ -48,7 +50,7 @@ class SnapshotStore:
     # -- snapshots
 
     def keep(self, names: Sequence[str]) -> tuple[StateCopy, ...]:
-        """Keep the state of roles, behind what is on their lanes."""
+        """Keep the state of roles, behind the calls on their lanes."""
         unchanged: dict[str, StateCopy] = {}
         waits = []
         there = [name for name in names if (state := self._roles[name].kept) and self.still_has(state)]
@@ -116,6 +118,7 @@ class SnapshotStore:
             waits.append((record, entry, self._post(record, self._giver(record, state))))
         failure: HfsdkError | None = None
         for record, entry, wait in waits:
+            # also where that fails: some ranks may have the old state by then, so a shadow's weights are out of date
             record.changes += 1
             try:
                 wait()
@@ -191,7 +194,7 @@ class SnapshotStore:
         return record.version
 
     def stamp(self, record: CallRecord, role: RoleRecord | None, sources: Iterable[CallRecord]) -> None:
-        """Note which weights a call sees, itself or in what it reads, and the version that it makes.
+        """Note the weights that a call sees, itself or in what it reads, and the version that it makes.
 
         What a generation reads does not count: it is on-policy whatever its prompts were made of.
         """

@@ -27,7 +27,7 @@ class TwinRun:
 
     spans: tuple[Span, ...]
     questions: Mapping[int, tuple[CostQuestion, ...]]
-    """Number of a call in the original -> what was asked of the performance model for it."""
+    """Number of a call in the original -> its questions to the performance model."""
     tasks: Mapping[int, tuple[int, int]]
     """The same of CPU tasks: rows and tokens."""
 
@@ -68,7 +68,7 @@ def run_twin(
 
 
 def _again(rerun: Rerun, controller: Controller, new_id: Mapping[int, int], shadow_of: Mapping[str, str]) -> m.Submit:
-    """Return the message that starts a call again on the twin; what it read from outside the step becomes data of the user's."""
+    """Return the message that starts a call again on the twin; columns from outside the step become data of the user's."""
     request, inputs = rerun.request, {}
     outside = {name: ref for name, ref in request.inputs.items() if ref.call_id not in new_id}
     for name, ref in request.inputs.items():
@@ -78,6 +78,7 @@ def _again(rerun: Rerun, controller: Controller, new_id: Mapping[int, int], shad
         put = controller.send(m.Put(Table({name: _blank(rerun.lengths[name], request.num_rows) for name in outside})))
         inputs |= {name: ColumnRef(put, name) for name in outside}
     arguments = request.arguments
+    # the twin generates responses of the lengths that there were, not of lengths that it draws
     if rerun.responses is not None and isinstance(arguments, Generation):
         arguments = replace(arguments, lengths=rerun.responses)
     role = shadow_of.get(request.role, request.role)

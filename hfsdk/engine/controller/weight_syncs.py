@@ -50,7 +50,7 @@ class WeightSyncs:
         return self._homes.roles.get(f"{message.role}.{ending}") if ending else None
 
     def sync(self, role: RoleRecord, shadow: RoleRecord, phase: str, step: int) -> WeightSync:
-        """Have the weights as they are at this point of the submission order; asked for once, however many calls use them.
+        """Have the weights as they are at this point of the submission order; requested once, however many calls use them.
 
         The phase and the step are those of the first call that uses them.
         """
@@ -92,6 +92,7 @@ class WeightSyncs:
         while not meeting.arrived.wait(WAIT_S):
             if record.cancel_asked or self._closing.begun:
                 raise CallCancelledError("cancelled before it started")
+            # the lane went on without the shadow: its loading has failed, and wait raises the error
             if meeting.over.is_set() and not meeting.arrived.is_set():
                 meeting.wait()
         assert meeting.pool is not None

@@ -170,6 +170,7 @@ def _close_token(path: Path) -> list[str]:
     if folder.st_mode & 0o022 and folder.st_uid == me and not folder.st_mode & stat.S_ISVTX:
         path.parent.chmod(stat.S_IMODE(folder.st_mode) & ~0o022)
         notices.append(f"other users could put another token into {path.parent}; its mode is {_octal(path.parent)} now.")
+    # a token that somebody else has written admits them to all that it protects
     if info.st_uid not in (me, 0):
         raise PermissionError(f"it belongs to {_name(info.st_uid)}, who knows what is in it")
     if info.st_uid != me and info.st_mode & 0o077 & ~stat.S_IRGRP:
@@ -219,6 +220,7 @@ def find_cluster() -> ClusterAddress:
         return ClusterAddress(named, "RAY_ADDRESS")
     path = address_file()
     served = list(_served_here())
+    # anybody can write a file in /tmp, but not start a process as this user
     if served and not _is_trusted(path):
         return ClusterAddress(served[0], "a process of yours or of root's")
     if not os.path.lexists(path):
@@ -240,7 +242,7 @@ def _is_trusted(path: Path) -> bool:
 
 
 def _read_address(path: Path) -> str:
-    """Return what an address file says.
+    """Return the address in an address file.
 
     Raises:
         PlacementError: it is a link, not of this user or root, writable by others, or holds no address.
@@ -327,17 +329,6 @@ def _name(uid: int) -> str:
 
 
 # -- temporary folders of this process, and those that killed processes have left
-#
-# ::
-#
-#     /tmp/hfsdk-4f2a...-x1y2z3/     0700
-#         owner.json                 {"pid": 4711, "started": 1790000000.25, "host": "node7"}, locked as long as that process lives
-#         device0.log ...
-#
-# A folder is a leftover when its lock is free *and* no process has that id and start time. The lock alone would do on one machine;
-# together they also hold where processes see each other under other ids (containers that share ``/tmp``) and where a clock was set.
-# What a process of another machine made (``/tmp`` on a network, where a lock may hold on one machine alone) is left to that
-# machine.
 
 PREFIX = "hfsdk-"
 OWNER = "owner.json"
@@ -348,7 +339,19 @@ END_S = 5.0
 
 @dataclass(eq=False)
 class OwnFolder:
-    """A temporary folder that only this user can open, and that is known to be this process's."""
+    """A temporary folder that only this user can open, and that is known to be this process's.
+
+    ::
+
+        /tmp/hfsdk-4f2a...-x1y2z3/     0700
+            owner.json                 {"pid": 4711, "started": 1790000000.25, "host": "node7"}, locked while that process lives
+            device0.log ...
+
+    A folder is a leftover when its lock is free *and* no process has that id and start time. The lock alone would do on one
+    machine; together they also hold where processes see each other under other ids (containers that share ``/tmp``) and where a
+    clock was set. What a process of another machine made (``/tmp`` on a network, where a lock may hold on one machine alone) is
+    left to that machine.
+    """
 
     path: Path
     lock: int

@@ -85,6 +85,7 @@ def describe(num_devices: int | None, shares_cpus: bool) -> tuple[ClusterSpec, t
         check_count(num_devices, total)
         counts = _packed(room, num_devices or total)
     elif shares_cpus:
+        # CPU workers are processes: all of them go to the user's own machine
         counts = [num_devices or max(1, room[0])] + [0] * (len(room) - 1)
     else:
         count = num_devices or total
@@ -133,7 +134,7 @@ def _device(node: Mapping[str, Any], kind: str, count: int, here: bool) -> Devic
 
 
 def _cores(node: Mapping[str, Any], count: int, here: bool) -> int:
-    """Return the processors that a node's workers share: here all there are, whatever Ray was told to hand out."""
+    """Return the processors that a node's workers share: all that there are here, and not those Ray hands out."""
     return max(1, os.cpu_count() or 1 if here else int(node["Resources"].get("CPU", count)))
 
 

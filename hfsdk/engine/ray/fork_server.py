@@ -147,7 +147,7 @@ def engines_imported() -> Iterator[None]:
 
 
 def serve(listener: socket.socket) -> dict[str, Any]:
-    """Be the server. Returns in forks alone: what one was asked for."""
+    """Be the server. Returns in forks alone, with the request for one."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing to wait for
     while True:
         ready = wait([listener, STARTER])
@@ -224,7 +224,7 @@ def _close(files: list[int]) -> None:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Be the worker that was asked for; this process then ends."""
+    """Be the worker of this request; this process then ends."""
     atexit.register(_leave)  # before Ray registers anything: it is the last to be called
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

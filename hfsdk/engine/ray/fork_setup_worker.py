@@ -80,6 +80,7 @@ def main() -> None:
         request = {"arguments": plain, "environment": variables, "folder": _here(), "nice": os.nice(0)}
         if ask(os.path.join(os.path.dirname(folder), "forks"), request):
             return
+    # no server, or one that could not fork: the worker begins as Ray would have begun it
     workers = os.path.join(_folder_of("ray"), "_private", "workers")
     before = [os.path.join(workers, "setup_worker.py")] if contexts else []
     os.execv(

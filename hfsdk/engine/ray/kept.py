@@ -1,4 +1,4 @@
-"""``RayKeeper``: a process of the cluster that outlives whoever started it, and how it is started, found and asked.
+"""``RayKeeper``: a process of the cluster that outlives the one that started it; how it is started, found and called.
 
 It is a detached, named actor: Ray ends it, and the workers that it has started, only when it is killed or its cluster ends. What it
 does is given to it by the session (``make``); this module knows nothing of that.
@@ -44,7 +44,7 @@ GIVE_UP_S = 5.0
 """How long one that could not be begun stays: that is answered first."""
 
 START_S = 120.0
-"""How long a keeper may take to start, and waits to be told what it keeps: whoever started it may have been killed before."""
+"""The seconds that a keeper may take to start, and waits for its session: the process that started it may have been killed."""
 
 ANSWER_S = 10.0
 """How long a keeper may take to say what it holds."""
@@ -69,7 +69,7 @@ class KeeperProcess(LoggedProcess):
         threading.Thread(target=self._end_unless_begun, name="hfsdk-begin", daemon=True).start()
 
     def _end_unless_begun(self) -> None:
-        """End where whoever started this process was killed before it said what to build, or where that failed."""
+        """End where the process that started this one was killed before it said what to build, or where that failed."""
         if not self._begin_asked.wait(START_S):
             print("whoever started this process has not said what it keeps: it ends", flush=True)
             os._exit(1)
@@ -174,7 +174,7 @@ class RayKeeper:
         ray_start.leave(self.user)
 
     def forgo(self) -> None:
-        """The keeper has ended: whatever Ray this process uses next need not be its cluster's."""
+        """Have done with a keeper that has ended: the Ray that this process uses next need not be its cluster's."""
         ray_start.forgo(self.user)
 
 
@@ -188,7 +188,7 @@ def start(
         address: the address of a cluster, ``"auto"``, or ``None`` for this machine alone.
         make: makes what answers, in the keeper's process, of ``options``.
         options: picklable.
-        refuse: given the keepers there are, raises where there may not be this one too.
+        refuse: a function of the keepers there are, which raises where there may not be this one too.
 
     Raises:
         PlacementError: there is no such cluster, this process uses another one, or the keeper cannot start.
@@ -228,7 +228,7 @@ def _give_up(actor: Any, user: str) -> None:
     ray_start.leave(user)
 
 
-def found(address: str | None) -> list[RayKeeper]:
+def keepers_of(address: str | None) -> list[RayKeeper]:
     """Return the keepers of a cluster, or of this machine where ``address`` is ``None``; none where there is no cluster.
 
     Whoever has done with them calls :meth:`RayKeeper.leave`, once.

@@ -125,7 +125,7 @@ class RayPools:
         return self.worker_of(device)
 
     def setups(self, state: PoolState) -> list[WorkerSetup]:
-        """Tell the workers of a pool how they find each other: by a file on one node, else by a store on rank 0's node."""
+        """Give the workers of a pool the address where they meet: a file on one node, else a store on rank 0's node."""
         pool, nodes = state.pool, [self.nodes[device] for device in state.pool.devices]
         store, addresses = self._meeting_place(state.members)
         several = len(set(nodes)) > 1
@@ -344,7 +344,7 @@ class RayLinks:
 
 
 def without_consequences(answers: Sequence[Answer]) -> list[Answer]:
-    """Leave out what ranks only told because a peer had left, unless nothing else was told."""
+    """Leave out errors of ranks whose peer had left, unless there are no others."""
     causes = [answer.error is not None and not any(words in str(answer.error) for words in PEER_LEFT) for answer in answers]
     if not any(causes):
         return list(answers)

@@ -78,7 +78,7 @@ START_S = 300.0
 """How long a pool's processes may take to start and join, unless the session says otherwise."""
 
 ANSWER_S = 30.0
-"""How long a worker may take to say what it keeps, whatever it computes meanwhile."""
+"""The seconds that a worker may take to say what it keeps, even while it computes."""
 
 CLOSE_S = 10.0
 """How long ``close`` waits for calls under way to notice that their workers are gone."""
@@ -262,7 +262,7 @@ class RayRuntime:
 
     @_while_open
     def forget(self, state_copy: StateCopy) -> None:
-        """Tell the workers of its devices."""
+        """Have the workers of its devices free it."""
         for device in state_copy.devices:
             if device in self.pools.devices:
                 self.pools.devices[device].handle.forget.remote(state_copy.number)
@@ -423,6 +423,7 @@ class RayRuntime:
             if self._shelf is not None:
                 ray.kill(self._shelf)
         with self._inside:
+            # threads inside a call of Ray's hear of the workers' end; Ray must not be left under them
             self._inside.wait_for(lambda: self._num_inside == 0, CLOSE_S)
         start.leave(self._job_id)
         remove_segments(self._job_id)
@@ -453,7 +454,7 @@ def _num_threads(nodes: Sequence[Node]) -> int:
 
 
 def _each_of(refs: Sequence[Any]) -> list[Any]:
-    """Return what the calls returned, once each was looked at; Ray writes an error that nobody looks at into the user's output.
+    """Return the calls' values, once each was looked at; Ray writes an error that nobody looks at into the user's output.
 
     Raises:
         RayError: the first one's.
@@ -646,7 +647,7 @@ class RayCalls:
 
 
 def failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
-    """Return what a call ended with on its ranks, if not well."""
+    """Return the error that a call ended with on its ranks; ``None`` where it ended well."""
     for rank, answer in enumerate(answers):
         if isinstance(answer.error, CallError):
             return type(answer.error)(answer.error.message, **{**answer.error.fields(), "rank": rank})
@@ -658,7 +659,7 @@ def failure(answers: Sequence[Answer], call: Call) -> HfsdkError | None:
 
 
 def store_of(call: Call, answers: Sequence[Answer]) -> Stored | None:
-    """Return what a call wrote, by reference; ``None``: nothing."""
+    """Return the columns that a call wrote, by reference; ``None``: none."""
     written = [(rank, a) for rank, a in enumerate(answers) if a.part is not None]
     if not written:
         return None
@@ -742,7 +743,7 @@ def _write_piece(name: str, piece: Any, worker: Any) -> Any:
 
 
 END_SEEN_S = 2.0
-"""How long Ray may take to tell of a process on this machine that has ended."""
+"""The seconds that Ray may take to report a process on this machine that has ended."""
 
 
 class TaskRunner:

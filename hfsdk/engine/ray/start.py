@@ -121,7 +121,7 @@ def leave(job_id: str) -> None:
 
 
 def forgo(job_id: str) -> None:
-    """A session has ended by itself: have done with its Ray soon, when nobody waits for its answers any more.
+    """Have done with the Ray of a session that has ended by itself, soon, when nobody waits for its answers any more.
 
     That Ray may end too, and a process that uses one that has ended is ended by it, a minute later. The next session of this
     process may be on another Ray, also before.
@@ -166,7 +166,7 @@ def start(num_cpus: int | None) -> list[str]:
 
 
 def _require_token() -> None:
-    """Have the next Ray of this process use the token, whatever Ray read when it was imported; one that is started asks for it."""
+    """Have the next Ray of this process use the token, also where Ray was imported before; one that is started asks for it."""
     if not _mode_before:
         _mode_before.append(os.environ.get(ray_access.AUTH_MODE))
     os.environ[ray_access.AUTH_MODE] = "token"
@@ -177,7 +177,7 @@ def _require_token() -> None:
 
 
 def _restore_mode() -> None:
-    """Give the user's environment back: else the token would be shown to whatever cluster is named next."""
+    """Give the user's environment back: else the next cluster would be shown the token."""
     if _mode_before:
         mode = _mode_before.pop()
         os.environ.pop(ray_access.AUTH_MODE, None)
@@ -277,6 +277,7 @@ def join(address: str, *, near: bool = False) -> list[str]:
                     f"none: set {ray_access.AUTH_MODE}=token in the environment before Python starts, with the cluster's token in "
                     "~/.ray/auth_token"
                 )
+            # the nodes of our own Ray have this package already
             shipped = None if near else SHIPPED
             ray.init(address=gcs, log_to_driver=False, logging_level=logging.ERROR, runtime_env=shipped)
             deliver()

@@ -59,7 +59,7 @@ def write_begin(call: Call) -> None:
 
 
 def said_in(output: str, call_id: int) -> str:
-    """Return what of the end of a worker's log is of a call; earlier calls wrote to it, too."""
+    """Return the lines of a call from the end of a worker's log; earlier calls wrote to it, too."""
     if begins(call_id) in output:
         return output.rpartition(begins(call_id))[2].partition("\n")[2].strip()
     return "" if any(line.startswith("-- call ") for line in output.splitlines()) else output
@@ -129,7 +129,7 @@ class WorkerProcess(LoggedProcess):
 
     @ray.method(concurrency_group="compute")
     def ask(self, request: Request) -> Answer:
-        """Carry out this rank's share of a request; whatever goes wrong is in the answer."""
+        """Carry out this rank's share of a request; an error is in the answer."""
         if isinstance(request, Load):
             spec = request.spec
             request = replace(request, spec=replace(spec, folder=self._folders.get(spec.folder, spec.folder)))
@@ -233,16 +233,16 @@ class TaskProcess(LoggedProcess):
 
 
 class Shelf:
-    """Copies tables of other owners: whoever asks owns the copy."""
+    """Copies tables of other owners: the caller owns the copy."""
 
     def copy(self, content: dict[str, Column]) -> dict[str, Column]:
-        """Return what it was given."""
+        """Return the table as it came."""
         return content
 
 
 _remote: Any = ray.remote  # Ray's overloads do not know concurrency groups
 RayWorker = _remote(num_cpus=1, max_restarts=0, concurrency_groups={"compute": 1, "control": 2})(WorkerProcess)
 NOT_INLINED = {"env_vars": {"RAY_max_direct_call_object_size": "0"}}
-"""Return values stay in the object store of the node, small ones too: none comes to the caller unless it is asked for."""
+"""Return values stay in the object store of the node, small ones too, until the caller gets them."""
 RayTasks = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(TaskProcess)
 RayShelf = _remote(num_cpus=0, max_restarts=0, runtime_env=NOT_INLINED)(Shelf)

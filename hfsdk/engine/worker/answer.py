@@ -38,7 +38,7 @@ class Answer:
     spans: tuple[Span, ...] = ()
 
     def describe(self, columns: Mapping[str, Column]) -> None:
-        """Say what was written; equal length arrays are shared, so that they travel once."""
+        """Describe the written columns; equal length arrays are shared, so that they travel once."""
         lengths_so_far: list[np.ndarray[Any, Any]] = []
         self.columns = described = {}
         for name, column in columns.items():

@@ -12,7 +12,7 @@ from hfsdk.engine.process import deterministic, gpus, startup
 
 
 def of_process(num_threads: int) -> dict[str, str]:
-    """Return what every process of a session has in its environment."""
+    """Return the environment of every process of a session."""
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
@@ -25,7 +25,7 @@ def of_process(num_threads: int) -> dict[str, str]:
 
 
 def of_worker(num_threads: int, asked_deterministic: bool) -> dict[str, str]:
-    """Return what the worker process of a device has in its environment."""
+    """Return the environment of the worker process of a device."""
     engines = cpu_support_vllm.environment(num_threads) | deterministic.environment(asked_deterministic)
     return of_process(num_threads) | engines
 

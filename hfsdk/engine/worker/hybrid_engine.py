@@ -174,6 +174,7 @@ class HybridEngine:
         if not self._lacks_weights(rollout):
             return None
         self._take_back(safe)
+        # a rollout that slept has given up its base as well
         if not rollout.awake:
             self._base_sums = None
         self._together(rollout, rollout.wake_weights, safe)
@@ -266,6 +267,7 @@ class HybridEngine:
         targets = rollout.readable() if lora is None else rollout.readable_adapters()
         hidden = {take.move.target_local for take in witness.takes} - set(targets)
         with trainer.on_device("weights"):
+            # where both share memory the trainer has given its weights away: fingerprints of then stand for them
             away = self.residency is not None and self.residency.generating and self._given_sums is not None
             sums = (
                 self._given_sums
@@ -350,12 +352,13 @@ class HybridEngine:
             attrs["proof_s"] = self._proof_s
             try:
                 safe.agree(self._groups.world, error)
+            # one rank's damage is every rank's: no call may use the weights before they are replaced
             except (WeightMismatchError, PeerFailed) as failure:
                 self._damaged = failure
                 raise
 
     def replaced(self) -> None:
-        """Know that the trainer has other weights now, all that it learns."""
+        """Note that the trainer has other weights now, all that it learns."""
         self.stale, self._damaged = True, None
 
     def _lacks_weights(self, rollout: Rollout) -> bool:
@@ -407,7 +410,7 @@ class ShadowWeights:
         self.last_report: TransportReport | None = None
 
     def give(self, shadow: RoleSpec, link: Link | None, safe: SafePoint) -> tuple[Any, TransportReport]:
-        """Give a shadow what each of its ranks needs, over a link or in the store; return references to it, and what it came to."""
+        """Give a shadow the weights that each of its ranks needs, over a link or in the store; return references and a report."""
         assert self._trainer is not None
         dtype = transport.TORCH_DTYPES[self._spec.dtype] if shadow.rollout is not None else None
         with self._worker.recorder.span("export") as attrs:
@@ -469,7 +472,7 @@ class ShadowWeights:
         return report
 
     def _targets(self, rollout: Rollout) -> Callable[[], dict[str, Tensor]]:
-        """Return what gives the tensors to write: all weights or, where the shadow read its base itself, its adapters."""
+        """Return a function that gives the tensors to write: all or, where the shadow read its base itself, its adapters."""
         return rollout.weight_targets if self._spec.lora is None else rollout.adapter_targets
 
     def _use(self, rollout: Rollout, safe: SafePoint) -> None:

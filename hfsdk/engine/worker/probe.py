@@ -1,4 +1,4 @@
-"""``Probe``: what ``run.first_bad()`` asks of a role on one rank: weights, layers' outputs, losses per token, gradients.
+"""``Probe``: a role's measurements on one rank for ``run.first_bad()``: weights, layers' outputs, losses per token, gradients.
 
 Nothing changes: no optimizer step is taken, and gradients that a probe makes are dropped. Each is collective over the role.
 """
@@ -123,7 +123,7 @@ class _TokenSpy:
         self.gradients: dict[int, Any] = {}
 
     def __call__(self, out: Any, b: Any) -> Any:
-        """Return what the loss returns."""
+        """Call the loss, note its value and gradient on each token, and return its result."""
         names = [f.name for f in fields(out) if getattr(out, f.name) is not None]
         with torch.enable_grad():
             leaves = {name: getattr(out, name).detach().requires_grad_() for name in names}

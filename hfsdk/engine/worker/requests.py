@@ -146,7 +146,7 @@ class Restore(Request):
 
 @dataclass(frozen=True, eq=False)
 class Offer(Request):
-    """Put what this rank gives of a role's state, but for the numbers, into the store."""
+    """Put this rank's offer of a role's state, without the numbers, into the store."""
 
     what = "offering the state of"
 
@@ -156,7 +156,7 @@ class Offer(Request):
 
 @dataclass(frozen=True, eq=False)
 class Need(Request):
-    """Put what this rank takes of a state that others offer, but for the numbers, into the store."""
+    """Put this rank's needs, of a state that others offer, into the store."""
 
     given: Sequence[Any]
     """References to what they offer."""

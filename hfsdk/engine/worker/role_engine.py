@@ -85,7 +85,7 @@ class RoleEngine:
         Args:
             spec: the role to build.
             worker: the worker that hosts it.
-            state: its parts, packed by the ranks of the place the role comes from.
+            state: the state's parts, packed by the ranks of the place the role comes from.
             first: the first rank of the part of the pool where the role lives; ``None`` for the whole pool.
         """
         self.spec, self.worker = spec, worker
@@ -185,16 +185,16 @@ class RoleEngine:
             return TurnEnds.of(self.spec.folder).ids
 
     def _adapter(self, adapter: int, safe: SafePoint) -> tuple[int | None, int]:
-        """Return the rollout's slot with the adapters that are asked for, and the optimizer steps that they have seen."""
+        """Return the rollout's slot with these adapters, and the optimizer steps that they have seen."""
         if adapter == OWN:
             return 0, self._num_updates_of_weights
         if adapter == BASE_ALONE:
             return None, -1
-        kept_share = self._kept(adapter)
+        kept_share = self._kept_share(adapter)
         self.transition.put_beside(adapter, kept_share, safe)
         return BESIDE, kept_share.num_updates
 
-    def _kept(self, number: int) -> KeptShare:
+    def _kept_share(self, number: int) -> KeptShare:
         """Return this rank's share of a kept state; collective over the role.
 
         Raises:
@@ -246,7 +246,9 @@ class RoleEngine:
     def _compute_log_probs(self, table: Table, assignment: Assignment, safe: SafePoint) -> Outcome:
         arguments = _as(assignment, LogProbs)
         tokens = KeptTokens(arguments.top_k, arguments.top_p, self._ends if arguments.without_ends else ())
-        weights = nullcontext() if arguments.weights == OWN else self.trainer.shares.borrowed(self._kept(arguments.weights).share)
+        weights = (
+            nullcontext() if arguments.weights == OWN else self.trainer.shares.borrowed(self._kept_share(arguments.weights).share)
+        )
         with weights:
             columns = self.trainer.log_probs(table, assignment.micro_batches, sampled_at(table), safe, arguments.entropy, tokens)
         return {arguments.column if name == "log_probs" else name: column for name, column in columns.items()}, None
@@ -296,7 +298,7 @@ class RoleEngine:
         return None, on_rank(_as(assignment, OnRanks), view)
 
     def _touched(self) -> None:
-        """Know that the user's function may change the weights."""
+        """Note that the user's function may change the weights."""
         self.transition.stale = self.transition.touched = True
         if self._states is not None:
             self._states.forget_base()
@@ -438,7 +440,7 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
     Args:
         row_ids: samples whose loss was not finite; empty when only the gradient was.
         name: the name of the role whose step it was.
-        optimizer: its own, with a learning rate; ``None`` where it has none.
+        optimizer: the role's optimizer, with a learning rate; ``None`` where it has none.
         num_updates: optimizer steps that its weights have had.
     """
     what = f"the loss of samples {list(row_ids)}" if row_ids else "the gradient"
@@ -459,7 +461,7 @@ def why_refused(row_ids: Sequence[int], name: str, optimizer: AdamW | None, num_
 
 
 def on_rank(arguments: OnRanks, view: RankView) -> Any:
-    """Return what a function of ``handle.run`` returned, as it travels."""
+    """Call a function of ``handle.run``; return its value as it travels."""
     return as_it_travels(_run(arguments.shipped, view, *arguments.values), arguments.shipped.name)
 
 
@@ -519,6 +521,7 @@ def log_probs(
         return {arguments.column: nothing}, Scored(False, num_updates)
     proof, unproven = transition.look() if transition.plan is not None else (None, 0)
     temperatures = np.asarray(table["temperature"]) if "temperature" in table else np.ones(table.num_rows)
+    # the question names rows of the batch; this rank has some of them
     here = {int(row): place for place, row in enumerate(table.row_ids)}
     inside = arguments.inside if arguments.inside is not None and arguments.inside[0] in here else None
     cached = [at for at in arguments.through_cache if at[0] in here]
@@ -566,7 +569,7 @@ class RankView:
     Attributes:
         role: the role's name.
         rank, device: this rank in the role, and its device number.
-        coordinates: its (tp, pp, dp) position.
+        coordinates: this rank's (tp, pp, dp) position.
         layout: the role's training layout.
         module: the Megatron model (a ``torch.nn.Module``) of this rank.
         groups: process groups (tp, dp, pp, world) for collectives.

@@ -48,7 +48,7 @@ class RoleStateTransfer:
         self._spec, self._worker, self._groups = spec, worker, groups
         self._trainer, self._transition = trainer, transition
         self._base: list[Sums] = []
-        """Fingerprints of a base beside adapters; none before they are asked for."""
+        """Fingerprints of a base beside adapters; none before they are needed."""
 
     def export(self) -> KeptShare:
         """Return a copy of this rank's share of the state; in pieces any layout reads it."""
@@ -75,10 +75,11 @@ class RoleStateTransfer:
         return sums
 
     def forget_base(self) -> None:
-        """Know that the user's code may have changed the weights beside adapters."""
+        """Forget the base's fingerprints: the user's code may have changed the weights beside adapters."""
         self._base = []
 
     def _of(self, shard: Shard, tensors: Mapping[str, Tensor], boxes: Sequence[Box]) -> list[Sums]:
+        # a box that several ranks of a replica hold counts once
         own_boxes = [box for box in boxes if shard.is_first(box)]
         sums = Strips([(box.local, box.local_start, box.size, box.start) for box in own_boxes]).of(tensors).tolist()
         dtypes = [str(tensors[box.local].dtype).removeprefix("torch.") for box in own_boxes]
@@ -128,7 +129,7 @@ class RoleStateTransfer:
                 )
 
     def restore(self, kept_share: KeptShare) -> None:
-        """Take a state back of which this rank, in this layout, kept its share."""
+        """Take back a state of which this rank, in this layout, kept its share."""
         self._transition.to_training()
         self._trainer.take_share(kept_share.share)
         self._transition.replaced()
@@ -157,7 +158,7 @@ class RoleStateTransfer:
     # -- straight to another pool
 
     def offer(self) -> Inventory:
-        """Say what this rank gives of the state to another pool."""
+        """Return this rank's offer of the state to another pool."""
         self._transition.to_training()
         sums = self._agreed(self._fingerprints())
         with self._trainer.giving_share() as share:
@@ -165,7 +166,7 @@ class RoleStateTransfer:
         return replace(offered, summary=replace(offered.summary, fingerprints=sums))
 
     def need(self, summary: Summary) -> Inventory:
-        """Say what this rank takes of a state that comes from another pool."""
+        """Return this rank's needs of a state that comes from another pool."""
         return inventory(self._trainer.blank_share(summary, "meta"), self._trainer.shard, gives=False)[0]
 
     def give(self, move: StateMove[Inventory], link: Link, safe: SafePoint) -> TransportReport:

@@ -48,7 +48,7 @@ class Worker:
         """Host no role yet.
 
         Args:
-            device: its number.
+            device: the device's number.
             num_threads: the threads of torch.
             store: the store of large objects; without it this process is alone.
         """
@@ -68,7 +68,7 @@ class Worker:
         self._links: DirectLinks | None = None
         self._half_built = False
         self._knocks = 0
-        """Packets of strangers that were told of."""
+        """Packets of strangers that were reported."""
         self.gpus: tuple[str, ...] = ()
         """Ray's ids of the GPUs that it gave this process; set by the runtime."""
         self._gpu: int | None = None
@@ -171,7 +171,7 @@ class Worker:
             sources: local tensors to give from.
             targets: local tensors to take into.
             safe: the point at which the call may stop.
-            report_to: called with the report, also where weights did not arrive as they left.
+            report_to: a function that is called with the report, also where weights did not arrive as they left.
 
         Raises:
             WeightMismatchError: on the rank where they did not.
@@ -200,7 +200,7 @@ class Worker:
 
         Args:
             role: the role to build.
-            state: its parts, of the ranks of the place it comes from.
+            state: the state's parts, of the ranks of the place it comes from.
             first: the first rank of the part of the pool where it lives; ``None`` for the whole pool.
         """
         from hfsdk.engine.worker.role_engine import RoleEngine
@@ -257,6 +257,7 @@ class Worker:
                     with self.recorder.span("sync") as attrs:
                         transfer = hosted.take_weights(weights, version, self._safe_point(call.id))
                         attrs.update(bytes=transfer.bytes_received, sources=sum(count > 0 for count in transfer.received_from))
+                # a shadow whose last transfer broke off must not compute with weights of two versions
                 if method_of(call.method).uses_weights:
                     hosted.shadow.check_version(version)
                 columns, answer.result = hosted.run(call.method, table, order, self._safe_point(call.id))
@@ -289,7 +290,7 @@ class Worker:
         return self._running_call, dict(self.recorder.progress), running
 
     def memory(self) -> tuple[int, dict[str, int], dict[str, int], dict[str, int]]:
-        """Return what is there now (control lane).
+        """Return the memory in use now (control lane).
 
         That is: bytes this process uses, bytes of each role, bytes in host memory of each that offloads, and bytes that are nowhere
         of each whose rollout can sleep, because it does.
