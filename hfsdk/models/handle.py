@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -35,10 +35,6 @@ from hfsdk.core.untrusted import absolute
 from hfsdk.engine.calls import queries as q
 from hfsdk.engine.calls.messages import Logs, Submit
 from hfsdk.models.counters import Counters
-
-if TYPE_CHECKING:
-    from hfsdk.engine.calls.messages import Submit
-
 
 Epochs = Annotated[int, Within(1, 10_000)]
 

@@ -46,7 +46,7 @@ class PlaceRoles:
 
 @dataclass(frozen=True)
 class AwaitLoads:
-    """Wait until the roles of the last :class:`Place` are loaded; raises what was lost on the way, and why a role is not loaded."""
+    """Wait until the roles of the last :class:`PlaceRoles` are loaded; raises what was lost, or why one is not loaded."""
 
     role: str = ""
     """The role whose failure is raised, and that of what generates for it: each other role is tried again, and raises its own
