@@ -207,7 +207,9 @@ def _check_owner(root: Path, path: Path, trusted: bool) -> None:
             raise OptionError(
                 f"{place} belongs to another user, and replay runs its functions; pass trusted=True if you would run it"
             )
-        if sys.platform != "win32" and not stat.S_ISLNK(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        # a group of one's own may write where the umask is 002, as many systems have it
+        writers = stat.S_IWOTH if sys.platform == "win32" or status.st_gid == os.getgid() else stat.S_IWOTH | stat.S_IWGRP
+        if sys.platform != "win32" and not stat.S_ISLNK(status.st_mode) and status.st_mode & writers:
             raise OptionError(f"others may write to {place}, and replay runs its functions; chmod go-w it, or pass trusted=True")
 
 

@@ -19,7 +19,7 @@ import platform
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:
         record = ExportedStep(
             step=step, session=parts.context.name, seed=parts.context.seed, num_devices=parts.context.cluster.num_devices,
             roles=tuple(known_role(handle, parts.deployment.book.declared(handle)) for handle in parts.deployment.book),
-            placement=parts.deployment.placement, layouts=layouts_of(parts),
+            placement=_placement_of(parts), layouts=layouts_of(parts),
             algorithm=pack(parts, again.algorithm, own=streams),
             drawn=tuple(tuple(batch.table(*batch.columns) for batch in batches) for batches in drawn),
             calls=recorded(parts.client, tape), numbers=dict(tape.numbers), weights=weight_sums(parts.deployment.book),
@@ -177,6 +177,15 @@ def _record_of(client: ControllerClient, call: SubmittedCall) -> ExportedCall:
         return ExportedCall(call.name, call.message.line, nothing, None, state)
     columns = Batch(client, call.written, call.message.num_rows).table(*call.written) if call.written else nothing
     return ExportedCall(call.name, call.message.line, columns, client.result(call.call_id))
+
+
+def _placement_of(parts: Parts) -> Placement | None:
+    """Return who lives where, without roles that were released since they were placed."""
+    placement = parts.deployment.placement
+    if placement is None:
+        return None
+    names = {handle.name for handle in parts.deployment.book} | set(parts.deployment.specs)
+    return replace(placement, roles={role: pool for role, pool in placement.roles.items() if role in names})
 
 
 def layouts_of(parts: Parts) -> dict[str, str]:

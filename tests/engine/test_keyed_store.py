@@ -97,6 +97,7 @@ def test_gloo_meets_through_it(server):
 def test_a_wrong_secret_gets_nothing_and_is_counted(server):
     with refuses(StoreError, server.port):
         client(server, secrets.token_bytes(32))
+    until("the server to count the refused connection", lambda: server.strangers)  # it hangs up first
     assert server.strangers == 1
     assert client(server).num_keys() == 0
 

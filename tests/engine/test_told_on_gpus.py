@@ -292,7 +292,7 @@ def check_join(started, monkeypatch, cluster, rank):
     timeout_s = 90.0 if rank % 2 else None
     _, _, _, setups = started(cluster, timeout_s=timeout_s)
     told, chosen, world = {}, [], SimpleNamespace(bound_device_id="bound")
-    monkeypatch.setattr(worker.engines, "import_trainer", lambda: None)
+    monkeypatch.setattr(worker.environment, "import_trainer", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cluster.num_gpus)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)

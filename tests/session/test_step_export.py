@@ -150,6 +150,13 @@ def test_functions_that_others_may_have_written_are_not_run(tmp_path, monkeypatc
         hf.replay(folder, trusted=True)
 
 
+def test_ones_own_group_may_write_as_a_umask_of_many_systems_has_it(tmp_path):
+    folder = exported(tmp_path / "mine")
+    folder.chmod(0o770)
+    with refuses(hf.CheckpointError, "no exported step"):
+        hf.replay(folder)
+
+
 def test_a_record_travels_by_the_names_of_its_classes():
     """Another process reads it with the package alone: nothing of it may be a class of the session's own process."""
     assert {ExportedStep.__module__, ExportedCall.__module__} == {"hfsdk.diagnose.step_export"}
