@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,13 +96,12 @@ def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:
     parts.client.check_open()
     parts.runs.check_between_steps("export_step")
     again = _again_of(parts, step)
-    target = _empty_folder(folder)
     snapshot = again.snapshot_before(step)
     parts.client.drain()
     streams = streams_of(again.algorithm, again.prompts)
-    with again.coming_back(snapshot, "export_step"):
+    with _new_folder(folder) as target, again.coming_back(snapshot, "export_step"):
         again.go_to(snapshot, step)
-        parts.saves.save(target / STATE)
+        parts.saves.export(target / STATE)
         with _drawing(streams) as drawn:
             tape = again.take_step(step, StepRecorder(parts.client))
         record = ExportedStep(
@@ -113,7 +113,7 @@ def export_step(parts: Parts, step: Index, folder: str | Path) -> Path:
             calls=recorded(parts.client, tape), numbers=dict(tape.numbers), weights=weight_sums(parts.deployment.book),
             versions=versions(), machine=machine(),
         )  # fmt: skip
-    _write(target, record)
+        _write(target, record)
     return target
 
 
@@ -140,8 +140,11 @@ def _again_of(parts: Parts, step: int) -> StepsAgain:
     return again
 
 
-def _empty_folder(folder: str | Path) -> Path:
+@contextmanager
+def _new_folder(folder: str | Path) -> Iterator[Path]:
+    """Give a folder that is empty; where the export fails it is as it was before."""
     target = as_path(folder, "an exported step")
+    is_new = not target.exists()
     try:
         target.mkdir(parents=True, exist_ok=True)
         there = sorted(os.listdir(target))
@@ -149,7 +152,16 @@ def _empty_folder(folder: str | Path) -> Path:
         raise CheckpointError(f"cannot export to {target}: {error.strerror}") from error
     if there:
         raise CheckpointError(f"cannot export to {target}: it holds {there[0]!r} already; give a new or empty folder")
-    return target
+    try:
+        yield target
+    except BaseException:
+        for name in (SUMMARY, CONTENT):
+            (target / name).unlink(missing_ok=True)
+        shutil.rmtree(target / STATE, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):
+                target.rmdir()
+        raise
 
 
 @contextmanager

@@ -82,12 +82,19 @@ class Saving(Awaited):
         folder: the folder that is saved to; until it is complete, the folder holds the save before it.
     """
 
-    def __init__(self, session: Saveable, folder: str | Path, keep: int) -> None:
-        """Name it; :meth:`run` or :meth:`run_in_background` starts it."""
+    def __init__(self, session: Saveable, folder: str | Path, keep: int, *, recovers: bool = True) -> None:
+        """Name it; :meth:`run` or :meth:`run_in_background` starts it.
+
+        Args:
+            session: what is saved.
+            folder: where to.
+            keep: complete saves that the folder holds afterwards.
+            recovers: whether roles come back from this save when a worker has died.
+        """
         if not is_whole(keep) or keep < 1:
             raise OptionError(f"keep is how many complete saves the folder holds, at least 1; got keep={keep!r}")
         self.folder = folder_of(folder, "a save")
-        self._session, self._keep = session, int(keep)
+        self._session, self._keep, self._recovers = session, int(keep), recovers
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._looked = False
@@ -271,7 +278,7 @@ class Saving(Awaited):
             write_file(self.folder / INDEX, index)
             self._in_doubt = False
         is_ours(self.folder / INDEX, index)
-        for handle in self._trained:
+        for handle in self._trained if self._recovers else ():
             client.send(m.Recover(handle.name, str(self._state), updates[handle.name]))
 
     def _older(self) -> list[Listed]:

@@ -39,6 +39,11 @@ class Saves:
         self._pending.begin(saving)
         return saving
 
+    def export(self, folder: Path) -> None:
+        """Save into a folder that goes elsewhere: after a worker's death roles come back from what they came back from before."""
+        self._pending.take()
+        Saving(self._session, folder, 1, recovers=False).run()
+
     def check_space(self, folder: str | Path, num_saves: int, keep: int) -> None:
         """Refuse a run whose saves would not fit.
 

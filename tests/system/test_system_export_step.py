@@ -11,6 +11,8 @@ from expect import refuses
 from system_helpers import OPENINGS, lengths_reward
 
 import hfsdk as hf
+from hfsdk.engine.calls import messages as m
+from hfsdk.session.parts import parts_of
 
 ROOT = Path(__file__).parents[2]
 REPLAY = """
@@ -40,11 +42,15 @@ def trained(live):
     live.session.forget(start)
 
 
-def test_a_step_is_the_same_bit_for_bit_in_another_process_and_folder(trained, tmp_path):
+def test_a_step_is_the_same_bit_for_bit_in_another_process_and_folder(trained, tmp_path, monkeypatch):
     session, run, prompts = trained
     last, rows, version = run.rows[-1]["step"], len(session.history), session.models.actor.version
     place = prompts.position
+    sent, client = [], parts_of(session).client
+    send = client._controller.send
+    monkeypatch.setattr(client._controller, "send", lambda message: sent.append(message) or send(message))
     written = session.export_step(last, tmp_path / "step")
+    assert not [message for message in sent if isinstance(message, m.Recover)], "what a death brings back is what it was"
     assert (len(session.history), session.models.actor.version, prompts.position) == (rows, version, place), "it is where it was"
     summary = json.loads((written / "step.json").read_text())
     assert summary["calls"][0]["call"] == "actor.generate"
@@ -58,10 +64,14 @@ def test_a_step_is_the_same_bit_for_bit_in_another_process_and_folder(trained, t
     assert weights > 0
 
 
-def test_a_step_that_cannot_be_exported_says_why_and_leaves_nothing(trained, tmp_path):
+def test_a_step_that_cannot_be_exported_says_why_and_leaves_nothing(trained, tmp_path, monkeypatch):
     session, run, _ = trained
     with refuses(hf.OptionError, "no step 99", f"steps {run.rows[0]['step']} to {run.rows[-1]['step']}"):
         session.export_step(99, tmp_path / "step")
+    assert not (tmp_path / "step").exists()
+    monkeypatch.setattr("hfsdk.diagnose.step_export._write", lambda *given: (_ for _ in ()).throw(hf.CheckpointError("no space")))
+    with refuses(hf.CheckpointError, "no space"):
+        session.export_step(run.rows[-1]["step"], tmp_path / "step")
     assert not (tmp_path / "step").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
